@@ -19,6 +19,10 @@ UNTIMED = "perflab_untimed"
 CASE: pytest.StashKey[str] = pytest.StashKey()
 """A test's id before plugins changed the id, as pytest-xdist does in workers by appending ``@group``."""
 
+SAVES_NOTHING: pytest.StashKey[bool] = pytest.StashKey()
+"""Set to True in a job of a sweep that leaves results to its session, as a worker of pytest-xdist does. A job is no
+worker: other plugins expect of a worker what they have sent to it from its controller."""
+
 
 def case_id(item: pytest.Item) -> str:
     """Return a test's id in results, baselines and other processes; pytest's reports use ``item.nodeid``."""

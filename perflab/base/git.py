@@ -41,11 +41,12 @@ def run_git(folder: Path, *arguments: str, patience_s: float | None = None, only
 def _ended(
     folder: Path, arguments: Sequence[str], patience_s: float | None, own: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    # The environment of a git hook names the hook's repository, which may be another one than ``folder``.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    # The environment of a git hook names the hook's repository, which may be another one than ``folder``. Settings in
+    # the environment stay: in a container they may be what lets git read another user's checkout (safe.directory).
+    environment = {name: value for name, value in os.environ.items() if not re.match("GIT_(?!CONFIG_)", name)}
     try:
         return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
+            ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments],
             # A query must not lock the repository for others, and nobody can answer a prompt.
             env={**environment, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", **own},
             stdin=subprocess.DEVNULL,
@@ -82,9 +83,20 @@ def differs(folder: Path, *arguments: str) -> bool | None:
 
 
 def top_of(folder: Path) -> Path | None:
-    """Return the working tree that contains the folder; None outside of a repository."""
-    top = ask_git(folder, "rev-parse", "--show-toplevel")
-    return Path(top) if top else None
+    """Return the working tree that contains the folder; None where git has none, for whatever reason."""
+    try:
+        return working_tree(folder)
+    except RivalError:
+        return None
+
+
+def working_tree(folder: Path) -> Path:
+    """Return the working tree that contains the folder.
+
+    Raises:
+        RivalError: there is no repository, git refuses it as another user's, or git is not installed; in git's words.
+    """
+    return Path(run_git(folder, "rev-parse", "--show-toplevel", patience_s=_PATIENCE_S).strip())
 
 
 def commit_named(folder: Path, name: str) -> str | None:

@@ -27,7 +27,7 @@ SCHEMA = 3
 PREFIX = "triton-"
 """The prefix of the folders' names; folders of measured baselines are named after a device."""
 WHAT = "kernel baseline"
-REMEDY = "restore it (git checkout), or delete it and save it again: perflab kernels --update"
+REMEDY = "restore it (git checkout HEAD), or delete it and save it again: perflab kernels --update"
 
 
 class _Save(Data, frozen=True):

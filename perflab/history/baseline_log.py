@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from perflab.base.errors import DocumentError, UsageError
-from perflab.base.git import repository_page, run_git, top_of
+from perflab.base.git import repository_page, run_git, working_tree
 from perflab.history.git_objects import objects_of
 from perflab.history.series import History, LeftOut, Run
 from perflab.results.readings import DAMAGED, Level, WrittenBaselines, decoded
@@ -25,12 +25,10 @@ def read_log(directory: Path) -> History:
     """Read the accepted levels of a directory of baselines from its repository's log; merges count as one commit.
 
     Raises:
-        UsageError: the directory lies in no repository, or no commit has baselines in it.
-        RivalError: git failed.
+        UsageError: no commit has baselines in the directory.
+        RivalError: git failed, or has no repository here.
     """
-    top = top_of(directory if directory.is_dir() else Path())
-    if top is None:
-        raise UsageError(f"{directory} is not in a git repository", "name the directory of committed baselines")
+    top = working_tree(directory if directory.is_dir() else Path())
     place = directory.resolve().relative_to(top.resolve()).as_posix() if directory.is_dir() else str(directory)
     history = History(f"the log of {place}/")
     history.repository, history.are_accepted = repository_page(top), True

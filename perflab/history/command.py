@@ -12,7 +12,7 @@ from pathlib import Path
 from perflab.base.data import changed, to_readable_json
 from perflab.base.errors import UsageError
 from perflab.base.files import write_whole
-from perflab.base.git import commit_named, top_of
+from perflab.base.git import commit_named, working_tree
 from perflab.history.baseline_log import read_log
 from perflab.history.contents import ALARM, BetweenRow, Contents, EventRow, RunRow
 from perflab.history.git_objects import clean, commits_between
@@ -184,10 +184,7 @@ def read_history(folder: str | None, branch: str | None, git: bool, quantity: st
     if git:
         return read_log(Path(folder) if folder is not None else _BASELINES)
     if branch is not None:
-        top = top_of(Path())
-        if top is None:
-            raise UsageError(f"--branch={branch}: this is not a git repository", "go to the repository that has it")
-        return read_branch(top, branch, folder or "", skipped)
+        return read_branch(working_tree(Path()), branch, folder or "", skipped)
     if folder is None and not _JOURNALS.is_dir():
         raise UsageError(
             "neither a folder nor --git nor --branch is given, and there are no journals in .perflab/runs",

@@ -83,7 +83,7 @@ class ExactStore(CaseFiles[Variants]):
         return self.directory / exact_slug(environment) / f"{module_of(case)}.json"
 
     def _read(self, path: Path) -> dict[str, Variants]:
-        remedy = "restore it (git checkout), or delete it and run with --perf-update-new"
+        remedy = "restore it (git checkout HEAD), or delete it and run with --perf-update-new"
         file = read_checked(path, _File, SCHEMA, what="baseline", remedy=remedy)
         if file is None:
             return {}

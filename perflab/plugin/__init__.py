@@ -44,9 +44,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     if job_file is not None:
         from perflab.sweeps.jobs import read_job_file
 
-        if read_job_file(job_file).baselines is None:  # it saves nothing, as a worker of pytest-xdist
-            early_config.workerinput = {"workerid": "gw0"}  # type: ignore[attr-defined]
-            early_config.workeroutput = {}  # type: ignore[attr-defined]
+        early_config.stash[noting.SAVES_NOTHING] = read_job_file(job_file).baselines is None
     path = getattr(early_config.known_args_namespace, "perf_replicate", None)
     if path is not None:
         from perflab.processes.channel import show_stacks_when_asked, to_parent
@@ -116,7 +114,7 @@ def pytest_configure(config: pytest.Config) -> None:
     is_further_rank = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
     if _job_path(config) or is_further_rank:  # of the ranks that torchrun has started, the first alone reports
         return
-    is_worker = hasattr(config, "workerinput")  # a worker of pytest-xdist
+    is_worker = hasattr(config, "workerinput") or config.stash.get(noting.SAVES_NOTHING, False)
     notes = config.stash[noting.NOTES] = noting.Notes() if is_worker else noting.AllNotes(config, _collected)
     config.pluginmanager.register(notes, "perflab-notes")
     if isinstance(notes, noting.AllNotes) and {"perf_json", "perf_prune"} & set(given):  # even without any perf case

@@ -29,7 +29,7 @@ from perflab.units import format_count, format_names
 
 SCHEMA = 1
 WHAT = "predicted baseline"
-REMEDY = "restore it (git checkout), or delete it and predict it again with --perf-update-new"
+REMEDY = "restore it (git checkout HEAD), or delete it and predict it again with --perf-update-new"
 _ROWS = {
     "at_peak": "category, module, operator, bytes, blocks",
     "costs": "phase, module, operator, calls, FLOPs, bytes moved",

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perflab.results.documents import ended_early
+from perflab.results.documents import ended_early, never_run
 from perflab.results.records import Verdict
 from perflab.results.result import Document, Result
 from perflab.tables.escaping import code, escape, fenced, fitting, for_reading, in_html, lines_of, link
@@ -136,10 +136,12 @@ def ending(document: Document) -> list[str]:
 
 
 def other_failures(document: Document) -> list[str]:
-    """Return a line on failures other than those of perf cases; empty if there are none."""
+    """Return a line on failures other than those of perf cases, or on cases that never ran; empty if there are none."""
     others = document.other_failures
     if others:
         return [f"other tests failed: {format_names(others)}"]
+    if missing := never_run(document):
+        return [f"the run stopped before {format_count(len(missing), 'case')}, not run: {format_names(missing)}"]
     if document.exitstatus == 1 and not any(result.failure for result in document.results):
         return ["the run failed (exit status 1), but none of its perf cases did: see pytest's own output"]
     return []

@@ -145,11 +145,21 @@ def _exit_status(parts: Sequence[Document], merged: Document) -> int:
             return part.exitstatus
     if merged.other_failures or any(result.failure for result in merged.results):
         return FAILED
+    # A part that stopped at a failure (-x): a later part has taken the failure back, and may not have run the rest.
+    ran = {result.case for result in merged.results}
+    if any(not ran.issuperset(part.collected) for part in parts if part.exitstatus == FAILED):
+        return FAILED
     # A part that failed for an unknown reason: no later part may take that back.
     unexplained = [part for part in parts if not (part.other_failures or any(one.failure for one in part.results))]
     if any(part.exitstatus == FAILED for part in unexplained):
         return FAILED
     return PASSED if any(part.exitstatus != NOTHING_RUN for part in parts) else NOTHING_RUN
+
+
+def never_run(document: Document) -> list[str]:
+    """Return the cases of a failed run that were selected and did not run, such as those after the failure under -x."""
+    ran = {result.case for result in document.results}
+    return [case for case in document.collected if case not in ran] if document.exitstatus == FAILED else []
 
 
 def ended_early(document: Document) -> bool:

@@ -92,7 +92,7 @@ class BaselineStore(CaseFiles[Variants]):
         return self._put(paths, lambda case, _: cases[case])
 
     def _read(self, path: Path) -> dict[str, Variants]:
-        remedy = "restore it (git checkout), or delete it and run with --perf-update-new"
+        remedy = "restore it (git checkout HEAD), or delete it and run with --perf-update-new"
         file = read_checked(path, _File, SCHEMA, what="baseline", remedy=remedy)
         if file is None:
             return {}

@@ -146,10 +146,15 @@ class Submitted:
             raise UsageError(f"--perf-slurm: {error}", "give cluster = 'local', or submit where sbatch is") from error
         self.is_slurm: bool = self._executor.cluster == "slurm"
         self._function: Any = submitit.helpers.CommandFunction
+        self._refused: type[Exception] = submitit.core.utils.FailedJobError
         self._jobs: list[Any] = []
 
     def submit(self, job: Job, command: Sequence[str], cwd: Path) -> str:
-        """Submit a job that runs a command; return its number."""
+        """Submit a job that runs a command; return its number.
+
+        Raises:
+            UsageError: the cluster refuses the job.
+        """
         cluster = self._cluster
         known = {name: getattr(cluster, name) for name in ("partition", "account", "qos", "constraint")}
         slurm: dict[str, Any] = {f"slurm_{name}": value for name, value in known.items() if value is not None}
@@ -169,7 +174,11 @@ class Submitted:
             **gpus,
             **slurm,
         )
-        made = self._executor.submit(self._function(list(command), cwd=str(cwd), verbose=True))
+        try:
+            made = self._executor.submit(self._function(list(command), cwd=str(cwd), verbose=True))
+        except self._refused as error:
+            remedy = "ask for what the cluster has, in the file of the option"
+            raise UsageError(f"--perf-slurm: {str(error).strip()}", remedy) from error
         self._jobs.append(made)
         return str(made.job_id)
 

@@ -1,16 +1,16 @@
 """The session of a sweep: submits jobs, logs their reports as if the tests had run here, and keeps them.
 
-A job is to this session what a worker is to pytest-xdist's: it judges on its machine and writes nothing, and results
-are collected, shown and written here. A job that saves baselines, which takes more replicates on its machine, has a
-folder of its own for them; they are joined here. What has been reported stays in ``.perflab/sweeps/`` until the sweep
-is whole, so that the same command runs the rest alone.
+A job is to this session what a worker is to pytest-xdist's controller: it judges on its machine and writes nothing, and
+results are collected, shown and written here. A job that saves baselines, which takes more replicates on its machine,
+has a folder of its own for them; they are joined here. What has been reported stays in ``.perflab/sweeps/`` until the
+sweep is whole, so that the same command runs the rest alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,13 +21,16 @@ import pytest
 
 from perflab.base.data import to_json
 from perflab.base.errors import UsageError
+from perflab.base.git import ask_git
 from perflab.noting import NOTES, AllNotes, case_id
 from perflab.options import SWEEP_JOB_OPTION, SWEEP_OPTION
+from perflab.running.case.fresh_process import further_arguments
 from perflab.running.config.command_line import without
-from perflab.running.config.folder import own_folder
+from perflab.running.config.folder import own_place
 from perflab.running.config.kinds import is_perf_case
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import set_settings, settings_of
+from perflab.running.config.run_mode import refusing
 from perflab.running.session.workers import log_reports, report_of, report_of_lost
 from perflab.store.case_files import join_baselines
 from perflab.sweeps.jobs import Case, Cluster, Job, JobFile, Reader, Submitted, command_of, pack, read_cluster
@@ -100,18 +103,19 @@ class Sweep:
         if session.testsfailed or self._config.option.collectonly or not session.items:
             return None
         self._open = {item.nodeid: item for item in session.items}
-        folder = own_folder(self._config.rootpath) / "sweeps" / self._key()
-        folder.mkdir(parents=True, exist_ok=True)
+        with refusing(self._config):
+            folder = own_place(self._config.rootpath, "sweeps", self._key())
+            submitted = Submitted(self._cluster, folder)
         known = sum(map(self._log, self._kept(folder)))
         if known:
             self._say(f"{format_count(known, 'test')} of this sweep had ended in an earlier session")
         jobs = pack([self.cases[nodeid] for nodeid in self._open], self._cluster)
-        submitted = Submitted(self._cluster, folder)
         readers: dict[str, Reader] = {}
         try:
             made = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()]
-            for number, job in enumerate(jobs, start=max(made, default=-1) + 1):
-                readers[self._submit(submitted, job, folder / str(number))] = Reader(folder / f"{number}.jsonl")
+            with refusing(self._config):
+                for number, job in enumerate(jobs, start=max(made, default=-1) + 1):
+                    readers[self._submit(submitted, job, folder / str(number))] = Reader(folder / f"{number}.jsonl")
             self._follow(submitted, readers)
         except BaseException:
             submitted.cancel()
@@ -135,12 +139,18 @@ class Sweep:
         return found
 
     def _key(self) -> str:
-        """Return what tells this sweep from others: its options, and the code that it runs."""
-        said = "\0".join(self._arguments)
-        for command in (["git", "rev-parse", "HEAD"], ["git", "diff", "HEAD"]):
-            told = subprocess.run(command, cwd=self._config.rootpath, capture_output=True, text=True)
-            said += told.stdout if not told.returncode else ""
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        """Return what tells this sweep from others: its options, and the code that it runs.
+
+        Git knows all of the code that is committed or changed; of the rest, modules count that the tests have imported.
+        """
+        root = self._config.rootpath
+        said = [*self._arguments, ask_git(root, "rev-parse", "HEAD"), ask_git(root, "diff", "HEAD")]
+        key = hashlib.sha256(repr(said).encode())
+        files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+        for path in map(Path, sorted(files)):
+            if path.is_relative_to(root) and path.is_file():
+                key.update(path.read_bytes())
+        return key.hexdigest()[:16]
 
     def case_of(self, item: pytest.Item) -> Case:
         """Return what a test needs in a job.
@@ -163,7 +173,7 @@ class Sweep:
     def _submit(self, submitted: Submitted, job: Job, stem: Path) -> str:
         file = stem.with_suffix(".json")
         cases = [case_id(self._open[one]) for one in job.cases]
-        own = ["--perf", *(["-n0"] if self._config.pluginmanager.hasplugin("xdist") else [])]
+        own = ["--perf", *further_arguments(self._config)]
         saved = None if self._baselines is None else stem.with_name(f"{stem.name}-{BASELINES}")
         if saved is not None and self._baselines is not None:
             own += [f"--perf-baselines={saved}", f"--perf-json={stem}-results.json"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from perflab.base.errors import RivalError
-from perflab.base.git import commit_named, run_git, top_of
+from perflab.base.git import commit_named, run_git, top_of, working_tree
 from perflab.running.case.locks import held
 
 _MARK = "CACHEDIR.TAG"
@@ -68,7 +68,7 @@ def other_side(against: str, root: Path, files: Sequence[str], waiting: Callable
         return
     folder = Path(os.path.expanduser(against))
     if not folder.is_dir():
-        raise _unknown(against, top)
+        raise _unknown(against, root)
     yield _directory(folder.resolve(), against, root, top, files)
 
 
@@ -112,15 +112,12 @@ def _directory(folder: Path, against: str, root: Path, top: Path | None, files: 
     )
 
 
-def _unknown(against: str, top: Path | None) -> RivalError:
-    if shutil.which("git") is None:
+def _unknown(against: str, root: Path) -> RivalError:
+    try:
+        top = working_tree(root)
+    except RivalError as error:
         return RivalError(
-            f"--perf-against={against} is not a directory, and a commit needs git, which is not installed",
-            "install git, or name a directory",
-        )
-    if top is None:
-        return RivalError(
-            f"--perf-against={against}: there is no such directory, and this is not a git repository",
+            f"--perf-against={against}: there is no such directory, and no commit: {error.problem}",
             "name a directory: another checkout, or a folder of installed packages",
         )
     shallow = run_git(top, "rev-parse", "--is-shallow-repository").strip() == "true"
@@ -193,9 +190,8 @@ def _check_out(top: Path, place: Path, commit: str) -> None:
             os.utime(place)
             return
     shutil.rmtree(place, ignore_errors=True)
-    no_hooks = ["-c", "core.hooksPath=/dev/null"]
     # Forced twice: the worktree may be registered already, and locked by a killed checkout.
-    run_git(top, *no_hooks, "worktree", "add", "--quiet", "--detach", "--force", "--force", str(place), commit)
+    run_git(top, "worktree", "add", "--quiet", "--detach", "--force", "--force", str(place), commit)
 
 
 def _is_worktree(place: Path) -> bool:

@@ -192,6 +192,7 @@ def test_a_disturbed_row_names_what_disturbed_it(verdict: Verdict) -> None:
     run = [one("flash", verdict), one("naive", verdict, busy=False)]
     assert lines(*run).count(f"  disturbed: {BUSY}") == 1
     assert markdown(document(*run)).count(f"<br>disturbed: {BUSY}") == 1
+    assert "disturbed while" not in markdown(document(*run)), "there is no mark to explain"
 
 
 def test_side_by_side_and_studies_mark_it_at_its_name(snapshot: SnapshotAssertion) -> None:

@@ -58,7 +58,7 @@ def read(folder: Path, case: str = CASE, machine: Environment = HERE) -> Entry |
     return closest(BaselineStore(folder), case, machine)
 
 
-REMEDY = "restore it (git checkout), or delete it and run with --perf-update-new"
+REMEDY = "restore it (git checkout HEAD), or delete it and run with --perf-update-new"
 
 
 def refusal(folder: Path) -> str:

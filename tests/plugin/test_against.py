@@ -647,7 +647,13 @@ def test_without_git_a_commit_cannot_be_had(repository: Project, monkeypatch: py
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     if shutil.which("git") is not None:
         pytest.skip("git lies beside this Python")
-    repository.run("--perf-against=HEAD").stderr.fnmatch_lines(["*a commit needs git, which is not installed*"])
+    repository.run("--perf-against=HEAD").stderr.fnmatch_lines(["*no commit: git is not installed*"])
+
+
+def test_a_repository_that_git_refuses_is_told_in_gits_words(repository: Project) -> None:
+    (repository.pytester.path / ".git" / "config").write_text("[core")
+    result = repository.run("--perf-against=HEAD", ret=REFUSED)
+    result.stderr.fnmatch_lines(["*no such directory, and no commit: git rev-parse failed: *bad config*", "  -> *"])
 
 
 def comparing(repository: Project, source: str) -> subprocess.Popen[bytes]:

@@ -144,3 +144,13 @@ def test_a_need_that_is_no_number_fails_its_case_alone_and_shows_no_frame_of_per
     )
     result.stdout.no_fnmatch_line("*statements.py*")
     result.stdout.no_fnmatch_line("*amounts.py*")
+
+
+def test_files_that_were_asked_for_and_have_no_place_fail_their_case_and_show_no_frame_of_perflab(
+    project: Project,
+) -> None:
+    (project.pytester.path / ".perflab").mkdir()
+    (project.pytester.path / ".perflab" / "snapshots").write_text("no folder")
+    said = project.run("--perf-snapshots", failed=1).stdout.str()
+    assert "/.perflab/snapshots: File exists\n  -> make .perflab writable" in said
+    assert "own_place" not in said

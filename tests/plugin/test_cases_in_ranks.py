@@ -113,6 +113,12 @@ def test_dies(perf, process_group, rank):
     distributed.barrier()
     perf(distributed.all_reduce, torch.ones(8))
 
+@pytest.mark.perf(world_size=2, timeout=10)
+def test_stops(perf, process_group, rank):
+    if rank == 1:
+        pytest.exit("enough")
+    perf(distributed.all_reduce, torch.ones(8))
+
 @pytest.mark.perf(world_size=2)
 def test_skips(perf):
     pytest.skip("no such thing")
@@ -138,15 +144,16 @@ def test_needs_too_much(perf):
 def test_one_rank_that_fails_ends_all_and_is_told_with_where_the_other_was(project: Project) -> None:
     project.pytester.makeconftest("")
     project.test_file.write_text(FAILURES)
-    result = project.run("--perf-json=results.json", failed=4, skipped=2)
+    result = project.run("--perf-json=results.json", failed=5, skipped=2)
     failures = {one["case"].rpartition("::")[2]: one for one in project.results()}
     reasons = {name: one["judgement"]["reasons"] for name, one in failures.items()}
-    assert all(reasons[f"test_{name}"] == ["rank 1 of 2 failed"] for name in ("raises", "dies", "hangs"))
+    assert all(reasons[f"test_{name}"] == ["rank 1 of 2 failed"] for name in ("raises", "dies", "stops", "hangs"))
     told = result.stdout.str()
     assert "rank 1 of 2 failed\n" in told
     assert "ValueError: of its own\n" in told
     assert "rank 0 was still running:\n" in told  # its stacks are those of a real process: test_ranks.py
     assert "rank 1 of 2 ended (exit status 3)\n" in told
+    assert "Exit: enough" in told
     assert "assert 1 == 0" in told
     assert "hung: no progress for 3.00 s, in its call" in told
     assert "time.sleep(100)" in told

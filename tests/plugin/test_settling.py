@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perflab.base.errors import InShort
-from perflab.base.git import CodeOf, code_of, current_commit, differs_from
+from perflab.base.git import CodeOf, code_of, current_commit, differs_from, run_git, top_of
 from perflab.measured.run.settle import why_not_settled
 from perflab.turns.comparison import Compared
 from perflab.turns.messages import Ended
@@ -362,3 +362,14 @@ def test_baselines_in_the_root_of_the_repository_hide_no_code(repo: Repository) 
     assert not differs_from(first, repo.root, repo.root)
     repo.commit(code="2")
     assert differs_from(first, repo.root, repo.root)
+
+
+def test_git_reads_settings_of_the_environment_and_not_the_repository_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Repository(tmp_path).root
+    settings = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+    for name, value in {**settings, "GIT_DIR": "/elsewhere"}.items():
+        monkeypatch.setenv(name, value)
+    assert run_git(root, "config", "--get", "safe.directory") == "*\n"
+    assert top_of(root) == root

@@ -121,7 +121,8 @@ def test_a_file_that_is_gone_takes_its_baselines_along(suite: Project) -> None:
     file = suite.baseline_file()
     suite.test_file.rename(suite.test_file.with_name("test_new_name.py"))
     said = one_line(suite.run("-k", "test_a"))
-    assert re.search(r"5 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a, ", said)
+    assert re.search(r"4 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, ", said)
+    assert re.search(r"1 stale baseline in baselines/cpu-\S+/test_story\.json: test_a \(save them", said), "it moved"
     assert "test_story.json" in prune(suite)
     assert not file.exists()
     assert not file.parent.exists()
@@ -325,6 +326,9 @@ def test_a_test_that_was_renamed_is_compared_with_its_old_name_if_git_knows_its_
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     project.edit("test_work", "test_renamed")
     project.cost(ms=100, kib=600)
-    assert "compared with test_story.py::test_work, moved" in one_line(project.run("--perf-replicates=2", failed=1))
+    said = one_line(project.run("--perf-replicates=2", failed=1))
+    assert "compared with test_story.py::test_work, moved" in said
+    assert "test_work (save them under their new names first: --perf-update)" in said
+    assert "remove: --perf-prune" not in said
     project.edit("assert perf(work) > 0", "assert perf(work) > 1")
     assert "1 new" in one_line(project.run())

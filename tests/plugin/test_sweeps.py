@@ -46,6 +46,9 @@ NO_GRACE = """
 import perflab.sweeps.session as session
 
 session._GRACE_S = 0.5  # one machine: no folder lags
+
+def pytest_configure(config):  # takes what its own hook has sent to each worker, as pytest-rerunfailures does
+    assert getattr(config, "workerinput", {"own": 1})["own"]
 """
 
 
@@ -144,6 +147,8 @@ def test_gpus_are_asked_of_slurm_for_each_rank_or_as_the_mark_says(cluster: Slur
     said = project.run("--perf-device=cpu")
     assert (tmp_path / "three").is_file(), said
     assert [(tmp_path / name).read_text() for name in ("one", "three")] == ["1", "3"]
+    project.cluster('partition = "nope"\n')
+    assert "ERROR: --perf-slurm: sbatch: error: invalid partition" in project.run()
 
 
 def test_a_case_on_two_nodes_is_one_group_of_all_their_ranks(cluster: Slurm, tmp_path: Path, python: str) -> None:
@@ -186,6 +191,18 @@ def test_without_slurm_the_jobs_run_here_failures_have_logs_and_baselines_are_jo
     assert project.verdicts() == {"ok": 1}, "held to what was saved"
 
 
+def test_code_that_git_does_not_know_is_run_anew_once_it_has_changed(tmp_path: Path, python: str) -> None:
+    project = Sweeps(tmp_path, python)
+    project.cluster('cluster = "local"\n')
+    (tmp_path / "test_it.py").write_text(CASES.replace("range(12)", "range(2)"))
+    for name in ("before", "after"):
+        (tmp_path / "test_it.py").write_text((tmp_path / "test_it.py").read_text() + f"# {name}\n")
+        (tmp_path / "kill").write_text("1")
+        assert "had ended in an earlier session" not in project.run()
+    assert "1 test of this sweep had ended in an earlier session" in project.run()
+    assert project.ran() == {0: 2, 1: 1}
+
+
 def test_a_job_that_dies_before_its_first_case_shows_its_log(tmp_path: Path, python: str) -> None:
     project = Sweeps(tmp_path, python)
     project.cluster('cluster = "local"\n')
@@ -208,6 +225,10 @@ def test_workers_and_unknown_settings_are_refused(tmp_path: Path, python: str) -
         CASES.replace("@pytest", "@pytest.mark.perf(world_size=3, nodes=2)\n@pytest", 1)
     )
     assert "3 ranks on 2 nodes" in (said := project.run())
+    assert "INTERNALERROR" not in said
+    (tmp_path / "test_it.py").write_text(CASES)
+    (tmp_path / ".perflab").write_text("no folder")
+    assert re.search(r"ERROR: cannot make the folder \S+: File exists", said := project.run())
     assert "INTERNALERROR" not in said
     project.cluster('partitions = "gpu"\n')
     said = project.run()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perflab.base.errors import UsageError
-from perflab.base.git import top_of
+from perflab.base.git import working_tree
 from perflab.history.bisect.run import LATENCY, Answer, Range, bisect, inexact
 from perflab.history.bisect.trials import Bench
 from perflab.history.contents import ACCEPTED, ALARM, POSSIBLE, Contents, EventRow, Member
@@ -38,11 +38,11 @@ def ask(
         told: called with messages about the progress.
 
     Raises:
-        UsageError: the folder is in no git repository, or the arguments name nothing that can be bisected.
+        RivalError: git has no repository here.
+        UsageError: the arguments name nothing that can be bisected.
     """
     root = Path().resolve()
-    if top_of(root) is None:
-        raise UsageError("--bisect: this is not a git repository", "go to the project's folder")
+    working_tree(root)
     good, bad = ends
     if good is not None and bad is not None:
         return bisect(Bench(root, case, "", options, build, told), Range(good, bad, quantity or LATENCY))

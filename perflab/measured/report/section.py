@@ -61,7 +61,7 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
         *side_by_side_lines(groups, width),
         *study_lines(found, width),
         *(Line(text) for text in _profiles(measured, width, brief=view.brief)),
-        *([Line(MARKED)] if _has_marks(measured, groups, view) else []),
+        *([Line(MARKED)] if _has_marks(measured, groups, brief=view.brief) else []),
         *([Line(_NO_TENSORS)] if "peak" in view.columns and any(map(_has_no_tensors, listed)) else []),
     ]
 
@@ -72,9 +72,10 @@ def sections(document: Document, results: Sequence[Result], view: View) -> list[
     if not measured:
         return []
     in_collected_order = [one for one in results if any(one is other for other in measured)]
-    groups = side_by_side_markdown(side_by_side(in_collected_order, view.side_by_side))
-    blocks = groups + study_markdown(studies(in_collected_order, document.findings))
-    notes = [*([MARKED] if any(one.judgement.beside for one in measured) else []), *_unknown(measured, view)]
+    groups = side_by_side(in_collected_order, view.side_by_side)
+    blocks = side_by_side_markdown(groups) + study_markdown(studies(in_collected_order, document.findings))
+    marks = _has_marks(measured, groups, brief=False)  # rows have a line for it
+    notes = [*([MARKED] if marks else []), *_unknown(measured, view)]
     unfolded = {
         f"profile of {name_of(one)}": _profiles([one], _PAGE, brief=False)
         for one in in_collected_order
@@ -150,10 +151,10 @@ def environments(document: Document) -> list[list[str]]:
     ]
 
 
-def _has_marks(measured: Sequence[Result], groups: Sequence[Group], view: View) -> bool:
+def _has_marks(measured: Sequence[Result], groups: Sequence[Group], *, brief: bool) -> bool:
     """Whether a table marks a disturbed case at its name."""
     named = {case for group in groups for case in group.cases} | {one.case for one in measured if one.study}
-    return any(one.judgement.beside and (view.brief or one.case in named) for one in measured)
+    return any(one.judgement.beside and (brief or one.case in named) for one in measured)
 
 
 def _has_no_tensors(result: Result) -> bool:

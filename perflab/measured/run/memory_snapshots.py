@@ -20,7 +20,7 @@ from perflab.measure.memory.memory_snapshot import record_call
 from perflab.measured.run.state import Learned
 from perflab.predicted.settings import Predicting
 from perflab.running.case.perf import CaseState
-from perflab.running.config.folder import file_name_for, own_folder
+from perflab.running.config.folder import file_name_for, own_place
 from perflab.snapshots.difference import compare
 from perflab.snapshots.reading import choose_two, read_snapshots
 from perflab.snapshots.report import first_changes
@@ -36,7 +36,7 @@ def record_where_asked(
 ) -> None:
     """Record one more call of a case that was measured or ran out of memory, if the run records snapshots."""
     if state.settings.part(Predicting).snapshots:
-        folder = own_folder(config.rootpath) / "snapshots"
+        folder = own_place(config.rootpath, "snapshots")
         name = f"{file_name_for(identity(state.case, state.settings.mode))}-measured"
         learned = state.part(Learned)
         try:

@@ -36,7 +36,7 @@ from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.verdicts import compared_with, failure_of, unless_beyond, unless_unchecked
-from perflab.running.config.folder import file_name_for, own_folder
+from perflab.running.config.folder import file_name_for, own_place
 from perflab.running.config.kinds import FAKING
 from perflab.running.session.prune import Moved
 from perflab.settings.settings import Settings
@@ -263,8 +263,7 @@ class Predictions:
         """Write the memory timeline of a case's call as a snapshot, and return the file's path."""
         from perflab.predicted.memory.snapshot import write_snapshot
 
-        folder = own_folder(self._config.rootpath) / "snapshots"
-        folder.mkdir(exist_ok=True)
+        folder = own_place(self._config.rootpath, "snapshots")
         return write_snapshot(
             trace,
             folder / f"{file_name_for(case)}-predicted",

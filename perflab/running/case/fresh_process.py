@@ -284,15 +284,21 @@ def repeated_arguments(config: pytest.Config, *, plugins_too: bool = True) -> li
     """Return the session's own arguments, for a process that repeats its command, with plugins switched off.
 
     In a worker, pytest-xdist provides the controller's arguments. ``plugins_too``: whether the process has the plugins
-    of this process: pytest-xdist and pytest-cov must be switched off, and pytest-randomly would draw another seed, by
-    which tests make other inputs, and keep it for ``--randomly-seed=last``.
+    of this process.
     """
     arguments = [os.fspath(argument) for argument in config.invocation_params.args]
-    if plugins_too and hasattr(config.option, "numprocesses"):
-        arguments.append("-n0")
-    if plugins_too and config.pluginmanager.hasplugin("_cov"):
-        arguments.append("--no-cov")
+    return [*arguments, *further_arguments(config)] if plugins_too else arguments
+
+
+def further_arguments(config: pytest.Config) -> list[str]:
+    """Return what a process that repeats the session's command is told besides, because of plugins that both have.
+
+    pytest-xdist and pytest-cov must be switched off, and pytest-randomly would draw another seed, by which tests make
+    other inputs, and keep it for ``--randomly-seed=last``.
+    """
     seed = getattr(config.option, "randomly_seed", None)
-    if plugins_too and isinstance(seed, int):
-        arguments.append(f"--randomly-seed={seed}")
-    return arguments
+    return [
+        *(["-n0"] if hasattr(config.option, "numprocesses") else []),
+        *(["--no-cov"] if config.pluginmanager.hasplugin("_cov") else []),
+        *([f"--randomly-seed={seed}"] if isinstance(seed, int) else []),
+    ]

@@ -96,11 +96,25 @@ def run_in_ranks(
 
 
 class InRank:
-    """Hooks of a rank's process, which leaves its group at the end."""
+    """Hooks of a rank's process, which leaves its group at the end.
+
+    A process that was interrupted just ends: the others are in the midst of a call, and would never leave with it.
+    """
+
+    _is_interrupted = False
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Note that ``pytest.exit``, ``KeyboardInterrupt`` or the like ended the tests."""
+        self._is_interrupted = True
+
+    def pytest_internalerror(self) -> None:
+        """Note that an error in a hook ended the tests."""
+        self._is_interrupted = True
 
     def pytest_unconfigure(self) -> None:
         """Leave the group."""
-        leave()
+        if not self._is_interrupted:
+            leave()
 
 
 class ToldRank(InRank):

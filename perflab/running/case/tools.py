@@ -113,10 +113,10 @@ def snapshots_of(
     """Return the value of the ``memory_snapshot`` fixture."""
     from perflab.base.reachable import in_hands_of
     from perflab.measure.memory.memory_snapshot import record_memory
-    from perflab.running.config.folder import file_name_for, own_folder
+    from perflab.running.config.folder import file_name_for, own_place
 
     def snapshot(name: str = "snapshot") -> contextlib.AbstractContextManager[MemorySnapshot]:
-        folder = own_folder(request.config.rootpath) / "snapshots"
+        folder = own_place(request.config.rootpath, "snapshots")
         path = folder / f"{file_name_for(case_id(request.node))}-{file_name_for(name)}"
         faking = request.config.stash.get(FAKING, None)
         if faking is not None:

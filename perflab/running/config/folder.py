@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from perflab.base.data import speakable
+from perflab.base.errors import UsageError
 from perflab.base.files import write_whole
 
 _LONGEST_NAME = 120
@@ -39,6 +40,21 @@ def own_folder(root: Path) -> Path:
         if not path.is_file() or path.stat().st_size == 0:  # empty if an earlier writer was killed, or the disk full
             write_whole(path, text.encode("utf-8"))
     return folder
+
+
+def own_place(root: Path, *names: str) -> Path:
+    """Return a folder within ``.perflab``, created if needed, for a run that was asked for the files in it.
+
+    Raises:
+        UsageError: the folder cannot be created.
+    """
+    place = root.joinpath(".perflab", *names)
+    try:
+        own_folder(root)
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {place}: {error.strerror}", "make .perflab writable") from None
+    return place
 
 
 def file_name_for(text: str) -> str:

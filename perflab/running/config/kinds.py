@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from perflab.base.errors import SettingError
+from perflab.noting import SAVES_NOTHING
 from perflab.options import TIER_OF
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ FAKING: pytest.StashKey[Faking | None] = pytest.StashKey()
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Whether this is a worker process of pytest-xdist."""
-    return hasattr(config, "workerinput")
+    """Whether this is a worker process of pytest-xdist, or a job that leaves its results to a session as well."""
+    return hasattr(config, "workerinput") or config.stash.get(SAVES_NOTHING, False)
 
 
 def worker_number(config: pytest.Config) -> int:

@@ -42,8 +42,8 @@ class Stale:
         self.cases: dict[str, None] = {}
         """The stale cases that were reported, each once."""
 
-    def report(self, environments: Iterable[Environment]) -> list[str]:
-        """Return lines that name the stale cases in the baseline files of these environments."""
+    def report(self, environments: Iterable[Environment], needed: Container[str | None]) -> list[str]:
+        """Return lines that name the stale cases in the baseline files of these environments, ``needed`` ones apart."""
         lines = []
         self.cases.clear()
         for file in self._files(environments):
@@ -52,9 +52,12 @@ class Stale:
             except PerflabError:
                 continue  # a damaged file that this run did not need
             self.cases |= dict.fromkeys(case_at(file.path, name) for name in names)
-            if names:
-                said = f"{_counted(names)} in {shown(file.path, self._config)}"
-                lines.append(f"{said}: {format_names(names)} (remove: --perf-prune)")
+            moved = [name for name in names if case_at(file.path, name) in needed]
+            others = [name for name in names if name not in moved]
+            for some, remedy in ((others, "remove: --perf-prune"), (moved, _SAVE)):
+                if some:
+                    said = f"{_counted(some)} in {shown(file.path, self._config)}"
+                    lines.append(f"{said}: {format_names(some)} ({remedy})")
         return lines
 
     def prune(self, environments: Iterable[Environment], exitstatus: int, needed: Container[str | None]) -> list[str]:

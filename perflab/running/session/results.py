@@ -134,12 +134,12 @@ class Collected:
         collections = [None if seen is None else msgspec.convert(seen, Collection) for seen in self._noted.seen]
         stale = Stale(self._config, self._settings, collections)
         environments = [result.record.environment for result in self._results.values() if result.record is not None]
+        needed = {one.judgement.moved_from for one in self._results.values() if not one.saved}
         if not self._settings.prune:
-            self._stale += stale.report(environments)
+            self._stale += stale.report(environments, needed)
             self._gone = list(stale.cases)
             return
         try:
-            needed = {one.judgement.moved_from for one in self._results.values() if not one.saved}
             self._stale += stale.prune(environments, exitstatus, needed)
         except PerflabError as error:
             self._notes.append(str(error))

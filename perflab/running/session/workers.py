@@ -42,8 +42,10 @@ def tell(config: pytest.Config, cases: list[str], seen: object, announced: list[
         seen: the worker's collection, as plain data. It is sent when the worker ends.
         announced: the lines to print before the first test.
     """
+    if not hasattr(config, "workerinput"):  # a job, whose session has collected all itself
+        return
     config.workeroutput[_COLLECTION] = seen  # type: ignore[attr-defined]
-    asked = config.workerinput.get(_CASES_FILE)  # type: ignore[attr-defined]
+    asked = config.workerinput.get(_CASES_FILE)
     if asked is None:
         return
     file = Path(asked)
