@@ -92,7 +92,11 @@ def _not_the_code() -> tuple[str, ...]:
 
 
 @cache
+def own_rooms() -> tuple[Path, ...]:
+    """Return the folders of perflab, except perflab's lab and attention, which count as user code."""
+    return tuple(one for one in Path(__file__).parents[1].iterdir() if one.is_dir() and one.name not in _LIKE_A_USERS)
+
+
+@cache
 def _ours() -> tuple[str, ...]:
-    package = Path(__file__).parents[1]
-    rooms = (one for one in package.iterdir() if one.is_dir() and one.name not in _LIKE_A_USERS)
-    return tuple(f"{folder}/" for folder in (*rooms, package.parent / "nocuda"))
+    return tuple(f"{folder}/" for folder in (*own_rooms(), Path(__file__).parents[2] / "nocuda"))

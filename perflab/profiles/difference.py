@@ -6,7 +6,7 @@ the noise. A row that is called as often as before is named only if its change c
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from math import hypot
 from statistics import median
@@ -76,6 +76,7 @@ def explain(
         if lines
     }
     parts = parts_of(facts, wholes(before, now, facts), now, called)
+    parts = [_with_place(part, before, now, called) for part in parts]
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
@@ -122,6 +123,25 @@ def explain(
         rest_ns=rest_ns,
         problem=problem,
     )
+
+
+def _with_place(part: Part, before: Mapping[Key, Total], now: Mapping[Key, Total], called: Mapping[str, str]) -> Part:
+    """Return a part that lacks a line with the line that has more gaps of Python than before, or that calls its module.
+
+    PyTorch's own small work has no lines, but each call of it from Python ends a gap that has one.
+    """
+    if part.line or part.called or part.more <= HALF:
+        return part
+    more: Counter[str] = Counter()
+    shifts = shifts_of(before, now)
+    for phase in part.phases or [""]:
+        key = PYTHON, part.module, phase
+        for line, (was, is_now) in _python_by_line(before.get(key, Total()), now.get(key, Total()), shifts).items():
+            more[line] += round(is_now.instances - was.instances)
+    line, often = more.most_common(1)[0] if more else ("", 0)
+    if line and often > HALF and part.category == DISPATCH:
+        return changed(part, line=line)
+    return changed(part, called=called.get(part.module, "").partition(" < ")[0]) if part.module else part
 
 
 def _why_not_all(change_ns: float, rest_ns: float) -> str:
@@ -228,6 +248,7 @@ def _python_by_line(old: Total, new: Total, shifts: Shifts) -> dict[str, tuple[C
     for side, total in enumerate((old, new)):
         for (_, line), one in total.calls.items():
             there = found[line if total is new else shifts.now(line)][side]
+            there.instances += one.instances
             there.time_ns += one.time_ns
             there.spread_ns = hypot(there.spread_ns, one.spread_ns)
     return found

@@ -117,7 +117,7 @@ def _blocks(part: PeakChange, callers: int) -> str:
     if part.category == LET_GO:
         # Blocks that are let go have negative sizes: one block less makes the peak higher.
         less = "less" if part.change_bytes > 0 else "more"
-        return f"{less} let go before the peak{of}{where}{line}"
+        return f"blocks{of}{where}{line}, held before the call: {less} let go before the peak"
     if part.category == KEPT_BEFORE:
         return f"kept by {format_count(abs(part.more), 'call')} {'more' if part.more > 0 else 'fewer'} before"
     line += f" and in {format_count(part.places - 1, 'more place')}" if part.places > 1 else ""
@@ -145,7 +145,7 @@ def _what(part: Part, *, brief: bool) -> str:
     if part.layers:
         before, now = part.layers
         layers = _listed([part.module, *part.other_modules])
-        called = f", called at {part.called.partition(' ')[0]}" if part.called else ""
+        called = f", called at {part.called.partition(' < ')[0]}" if part.called else ""
         return f"{_many(now - before)} {layers} ({now} instead of {before}){called}"
     if part.again:
         times = "once" if part.again == 1 else f"{part.again} times"
@@ -164,7 +164,7 @@ def _what(part: Part, *, brief: bool) -> str:
     if part.more:
         by = f" within {part.within}" if part.within else ""
         instead = f" instead of {', '.join(part.instead_of)}" if part.instead_of else ""
-        return f"{many} {part.operator}{by}{others}{instead}{where}{line}"
+        return f"{many} {part.operator}{by}{others}{instead}{where}{called}{line}"
     if part.shapes:
         return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
     if part.operator in UNNAMED:

@@ -171,6 +171,11 @@ class Total:
         return _longest(self.calls)
 
     @property
+    def direct(self) -> dict[str, float]:
+        """The number of calls on each line that run within no other operator."""
+        return {line: often for (line, within), often in self.within.items() if not within}
+
+    @property
     def varies(self) -> bool:
         """Whether the operator is called on other shapes, or another number of times, from call to call."""
         return not all(is_whole(often) for often in (self.instances, *self.shapes.values()))
@@ -250,6 +255,12 @@ def _facts(key: Key, before: Total | None, now: Total | None, shifts: Shifts) ->
             within = _caller(old, new, one.more, shifts, spot if len(by_line) > 1 else None)
             category, change_ns = (now or old).category, round(one.change_ns, 1)
             yield Change(key, round(one.more, 2), change_ns, category, line, spot or line, shapes, within)
+        return
+    direct = sum(new.direct.values()) - sum(old.direct.values())
+    if direct > HALF and all(is_whole(often) for one in (old, new) for often in one.direct.values()):
+        # As many calls as before, which another operator made: a loop in place of ``_foreach``.
+        line = max(new.direct, key=lambda one: new.direct[one])
+        yield Change(key, round(direct, 2), round(new.time_ns - old.time_ns, 1), new.category, line, line)
         return
     gone, come = (_more_shapes(old, new), _more_shapes(new, old))
     if gone and come:

@@ -216,6 +216,16 @@ _Key = tuple[str, str, str]
 """Category, operator and module of blocks."""
 
 
+def _without_gradients(base: Peak, module: str) -> bool:
+    """Return whether a module ran without gradients; of one that did not run, all within the next module around it."""
+    if module in base.with_gradients:
+        return not base.with_gradients[module]
+    while module and module not in base.with_gradients:
+        module = module.rpartition(".")[0]
+    around = [of for name, of in base.with_gradients.items() if not module or f"{name}.".startswith(f"{module}.")]
+    return bool(around) and not any(around)
+
+
 def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> PeakExplanation:
     """Explain what makes the peak of ``head`` higher than the peak of ``base``.
 
@@ -235,8 +245,7 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
     parts = _with_keeper(parts, base, head)
     lead = next((one for one in parts if one.change_bytes * change_bytes > 0), None)
     if lead is not None:  # the first change in the direction of the peak is its cause
-        was, are = (side.with_gradients.get(lead.module) for side in (base, head))
-        enabled = was == [] and lead.operator in (are or ())
+        enabled = _without_gradients(base, lead.module) and lead.operator in head.with_gradients.get(lead.module, ())
         parts = [changed(lead, has_gradients=enabled), *(one for one in parts if one is not lead)]
     outlived = _outlived(base, head)
     is_known = lead is not None and lead.category in (KEPT, OUTLIVED)

@@ -11,6 +11,7 @@ from statistics import fmean
 
 from perflab.attribution.places import Where
 from perflab.base.errors import UsageError
+from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import categories
 from perflab.profiles.cost import FREE, Cost
 from perflab.profiles.divided import Kernel, Key, Known, Sum, device_sums, faster_half, host_sums, matched
@@ -50,6 +51,18 @@ def known_of(recorded: Recorded, named: Callable[[str], Where]) -> list[Known]:
     )
     once: dict[Known, Known] = {}  # layers repeat: equal values become one object
     return [once.setdefault(one, one) for one in known]
+
+
+def with_lines(known: Sequence[Known], by_line: Sequence[Known]) -> list[Known]:
+    """Return what is known of every operator of a call, with the lines of its counterparts in another call.
+
+    Only counterparts in the same module count.
+    """
+    found = list(known)
+    for at, other in enumerate(aligned([one.name for one in known], [one.name for one in by_line])):
+        if other != STRANGER and by_line[other].where.module == known[at].where.module:
+            found[at] = known[at]._replace(where=by_line[other].where)
+    return found
 
 
 def _shapes(entries: Sequence[Call]) -> str:

@@ -28,7 +28,7 @@ from perflab.profiles.events import NODE
 from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.placed import operators
 from perflab.profiles.python_lines import MOST_EVENTS, PlainPython, lines_watched
-from perflab.profiles.reading import Reading, known_by_call, known_of
+from perflab.profiles.reading import Reading, known_by_call, known_of, with_lines
 from perflab.profiles.recording import Recorded, recorded_calls, recording, refuse_another_profiler, run_marked
 from perflab.profiles.text import CANT_TELL
 from perflab.ranks.group import together
@@ -261,29 +261,26 @@ def _known(workload: Workload, device: torch.device, places: Places) -> tuple[li
     names, notes = [call.name for call in operators(plain.roots)], list[str]()
     if plain.is_compiled:
         notes.append("torch.compile: modules and lines of compiled code are not known")  # marks would compile it again
-        recorded = _recorded(workload, device, contextlib.nullcontext)
+        known = known_of(_recorded(workload, device, contextlib.nullcontext), places.named)
     else:
-        recorded = _as_without_marks(workload, device, places, names) or plain
-        if recorded is plain:
+        known = by_line = _marked(workload, device, places, lines=True)
+        if [one.name for one in by_line] != names:
+            # Calls differ from each other, or modules of PyTorch have left their fast path under the marks for lines.
+            known = with_lines(_marked(workload, device, places, lines=False), by_line)
+        if not known:
+            known = known_of(plain, places.named)
             notes.append("modules and lines are not known: under the marks for them the case does something else")
     devices = {one.device for one in plain.kernels} | {device.index or 0}
-    return known_of(recorded, places.named), len(devices) if plain.kernels else 1, notes
+    return known, len(devices) if plain.kernels else 1, notes
 
 
-def _as_without_marks(workload: Workload, device: torch.device, places: Places, names: list[str]) -> Recorded | None:
-    """Record one call with marks for modules and lines, or else with marks for modules alone.
-
-    Marks for lines are left out if the call fails with them, or runs other operators. Return None if the call fails
-    with the marks for modules alone too.
-    """
-    for lines in (True, False):
-        try:
-            recorded = _recorded(workload, device, partial(places.marking, lines=lines))
-        except Exception:  # such as code that refuses torch functions: it has just run without marks
-            continue
-        if not lines or [call.name for call in operators(recorded.roots)] == names:
-            return recorded
-    return None
+def _marked(workload: Workload, device: torch.device, places: Places, *, lines: bool) -> list[Known]:
+    """Return what is known of every operator of one call under marks; nothing if the call fails with the marks."""
+    try:
+        recorded = _recorded(workload, device, partial(places.marking, lines=lines))
+    except Exception:  # such as code that refuses torch functions: it has just run without marks
+        return []
+    return known_of(recorded, places.named)
 
 
 def _recorded(

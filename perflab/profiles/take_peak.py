@@ -78,6 +78,8 @@ class _Pass:
             for address, one in self.held.items()
         ]
         pools = [PeakPart(category="CUDA graphs", size_bytes=self.pools_bytes, blocks=1)] if self.pools_bytes else []
+        # Without marks for lines, a block has the line that calls its module.
+        made = [one if one.line else _with_line(one, places.called.get(one.module, [])) for one in made]
         return sorted([*summed(held), *pools, *made], key=lambda part: -abs(part.size_bytes))
 
     def with_gradients(self, places: Places) -> dict[str, list[str]]:
@@ -96,10 +98,10 @@ def _askers(calls: Sequence[Recorded], places: Places) -> Askers:
     return Askers(found, [(phase.start_ns, phase.name) for call in calls for phase in call.phases])
 
 
-def _with_line(held: PeakPart, called: Sequence[str]) -> PeakPart:
-    """Return a held part with the line that calls the module which holds it, if the line is known."""
-    stack = called[0].split(" < ") if called and held.module else []
-    return changed(held, line=stack[0], stack=stack) if stack else held
+def _with_line(part: PeakPart, called: Sequence[str]) -> PeakPart:
+    """Return a part with the line that calls its module, if the line is known."""
+    stack = called[0].split(" < ") if called and part.module else []
+    return changed(part, line=stack[0], stack=stack) if stack else part
 
 
 def take_peak(workload: Workload, device: torch.device) -> Peak:

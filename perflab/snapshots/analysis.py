@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from perflab.base.grouping import groups_of
+from perflab.base.user_lines import own_rooms
 from perflab.results.peak import CATEGORIES
 from perflab.snapshots.model import Block, Frame, Snapshot, Stack
 
@@ -23,7 +24,8 @@ MOST_FRAMES = 5
 _NOT_THE_USER_S = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib/python3[.\d]*)/"
     r"|(?:^|/)torch/(?:nn|optim|autograd|utils|_\w+|cuda|distributed|amp|profiler)/|(?:^|/)torch/\w+\.py$"
-    r"|(?:^|/)perflab/(?:measure|measured|predicted|plugin|compared)/"
+    rf"|(?:^|/)perflab/(?:{'|'.join(room.name for room in own_rooms())})/"
+    r"|(?:^|/)(?:_pytest|pluggy)/"
     r"|^<|^\?\?|\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp)$|\.[sS]$|\.so(?:[.\d]*)$|^$|importlib"
     r"|(?:^|/)bin/[\w.-]+(?<!\.py)$"
 )

@@ -647,3 +647,24 @@ def test_fused_attention_on_cuda_has_its_flops_where_its_kernels_are(backend: SD
 def test_convolutions_on_cuda_have_the_flops_of_their_closed_form(name: str) -> None:
     step, flops = convolution_step(name, CUDA)
     assert flops_by_phase(profiled(step, device=CUDA)) == {"forward": flops, "backward": 2 * flops}
+
+
+def test_lines_are_known_though_calls_differ_or_modules_leave_their_fast_path() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.MultiheadAttention(16, 4, batch_first=True).eval(), nn.LayerNorm(16))
+    seen: list[Tensor] = []
+
+    def run(x: Tensor) -> Tensor:
+        seen.append(x)
+        y, _ = net[0](x, x, x)
+        for one in seen:
+            y = y + one
+        return torch.tanh(net[1](y))
+
+    with torch.inference_mode():
+        found = profiled(Workload(run, (torch.randn(2, 8, 16),), {}))
+    lines = {(row.operator, row.line.rpartition(":")[2]) for row in found.rows}
+    begin = run.__code__.co_firstlineno
+    assert {("aten::add", f"{begin + 4}"), ("aten::tanh", f"{begin + 5}")} <= lines
+    assert ("aten::_native_multi_head_attention", "") in lines  # under marks for lines it does not run
+    assert not any("not known" in note for note in found.notes)

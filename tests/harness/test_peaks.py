@@ -262,6 +262,27 @@ def test_a_forgotten_no_grad_is_named_beside_what_it_keeps_alive() -> None:
     assert peak_texts(unchanged) == ["+64 B 1 more block of aten::mul in Net (net.py:7), activations"]
 
 
+def test_modules_that_left_their_fast_path_with_no_grad_have_lines_and_the_cause() -> None:
+    def peak(grad: bool) -> Peak:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+        net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            with torch.set_grad_enabled(grad):
+                return net(x)  # type: ignore[no-any-return]
+
+        work = Workload(run, (torch.randn(4, 64, 32),), {})
+        work.run()
+        return take_peak(work, CPU)
+
+    base, head = peak(False), peak(True)
+    assert all("test_peaks.py" in one.line for one in base.parts if one.module == "layers.*")
+    first, *_ = explain_peak(base, head, "main", head.peak_bytes - base.peak_bytes).parts
+    assert first.module == "layers.*.self_attn"
+    assert first.has_gradients
+
+
 def test_blocks_that_outlive_their_backward_come_first_though_both_peaks_have_them() -> None:
     base = Peak(parts=[part(300), part(100, operator="aten::mm")])
     head = Peak(

@@ -608,6 +608,21 @@ SAID: dict[str, tuple[Profile, Profile, float | None]] = {
         changed(_VIEWED_MORE, rows=[*_VIEWED_MORE.rows, copies(2, 1e3, "net.py:9")]),
         None,
     ),
+    "a call of each tensor in place of one of all": (
+        only(at(8, "_foreach_lerp_", 1e3), changed(at(8, "lerp_", 14e3, within="aten::_foreach_lerp_"), instances=14)),
+        only(changed(at(9, "lerp_", 15e3), instances=14)),
+        None,
+    ),
+    "views by the line of Python that calls them": (
+        only(views(24)),
+        only(views(48), row("", 1e4, 24, "blocks.*", category="python", line="net.py:31")),
+        None,
+    ),
+    "a module of which no lines are known": (
+        only(),
+        changed(only(row("aten::mm", 1e6, 2, "pool", line="")), called={"pool": ["net.py:40", "net.py:41 < run.py:2"]}),
+        None,
+    ),
     "a count that no profile keeps": (only(), only(), None),
     "a count that no profile of a GPU keeps": (_LAUNCHED, _LAUNCHED, None),
     # other devices than before

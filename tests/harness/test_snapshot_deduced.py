@@ -275,6 +275,11 @@ def test_a_stage_of_forward_and_backward_together_says_nothing_of_either(tmp_pat
     assert [one.category for one in found.blocks] == ["unknown", "unknown"]
 
 
-def test_a_script_in_a_folder_of_programs_is_the_user_s() -> None:
+def test_a_script_in_a_folder_of_programs_is_the_user_s_and_what_runs_a_test_is_not() -> None:
     assert is_user_s("/home/me/project/bin/train.py")
     assert not is_user_s("/usr/bin/python3.11")
+    assert not is_user_s("perflab/running/case/perf.py")
+    assert not is_user_s("/home/me/perflab/turns/served.py")
+    assert not is_user_s("_pytest/python.py")
+    assert is_user_s("perflab/lab/models/transformer.py")
+    assert is_user_s("/home/me/perflab/model.py")
