@@ -137,10 +137,8 @@ class Judge:
                 for draw in self.case.draws:  # what compiles at a call, compiles now
                     self.span(candidate, [self.fresh(draw)])
                 self.notes += candidate.narrow()
-            for kind, inputs in self._planned():
-                with refusing():
-                    span = self.span(candidate, [inputs])
-                self.check(candidate, span, [inputs], 0, kind)
+            for kind in secrets.SystemRandom().sample(self.kinds, len(self.kinds)):
+                self.probe(candidate, kind)
             self._look(candidate, self._raced(candidate, processes) if self.case.rivals else [])
 
     def _raced(self, candidate: Stranger, processes: contextlib.ExitStack) -> list[Stranger]:
@@ -177,19 +175,22 @@ class Judge:
                 raise UsageError(f"input {name} is a {type(one).__name__}, not a dense tensor", remedy)
         return {name: one.detach() for name, one in drawn.items()}
 
-    def _planned(self) -> list[tuple[tuple[int, int], dict[str, Tensor]]]:
-        """Return inputs of the calls that are all checked, in random order, each with its kind.
+    @property
+    def kinds(self) -> list[tuple[int, int]]:
+        """The kinds of calls that are all checked: the number of a shape, and of a change of values; 0 for none."""
+        changes = [0] * _CHECKS + [1, 2, 3] * self.case.terms.wide
+        return [(number, change) for number in range(len(self.case.draws)) for change in changes]
 
-        A kind is the numbers of a shape and of a change of values: 0 for values as they are drawn.
-        """
-        planned = []
-        for number, draw in enumerate(self.case.draws):
-            planned += [((number, 0), self.fresh(draw)) for _ in range(_CHECKS)]
-            if self.case.terms.wide:
-                changes = enumerate(wider(self.fresh(draw)), 1)
-                planned += [((number, change), one) for change, one in changes if self._definition.takes(one)]
-        secrets.SystemRandom().shuffle(planned)
-        return planned
+    def probe(self, candidate: Stranger, kind: tuple[int, int]) -> None:
+        """Make a call of a kind that is not timed, and check it; none where the definition takes no such values."""
+        inputs = self.fresh(self.case.draws[kind[0]])
+        if kind[1]:
+            inputs = next(iter(wider(inputs)[kind[1] - 1 :]), {})
+            if not inputs or not self._definition.takes(inputs):
+                return
+        with refusing():
+            span = self.span(candidate, [inputs])
+        self.check(candidate, span, [inputs], 0, kind)
 
     def span(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]], *, records: bool = False) -> Span:
         """Make calls with these inputs in a process, and count those of the candidate."""
@@ -204,7 +205,7 @@ class Judge:
         self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, kind: tuple[int, int]
     ) -> None:
         """Compare a call's results with the definition's, and its inputs with what was given."""
-        inputs, told = sets[call], span.outputs[call]
+        inputs, told = sets[call], [one for one in span.outputs[call] if one is not None]
         names = self._definition.outputs
         if len(told) != len(names):
             raise RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {len(names)}")
@@ -221,14 +222,14 @@ class Judge:
             raise RefusedError(Finding.WRONG, Reason.RESULT, text)
 
     def _refuse_changes(
-        self, process: Stranger, inputs: Mapping[str, Tensor], told: Sequence[TensorAt | None], call: int
+        self, process: Stranger, inputs: Mapping[str, Tensor], told: Sequence[TensorAt], call: int
     ) -> None:
         if changed := process.changed(inputs, call):
             text = f"it changed {', '.join(changed)}; inputs must come back bit by bit"
             raise RefusedError(Finding.WRONG, Reason.INPUTS_CHANGED, text)
         if self.case.terms.may_return:
             return
-        if any(one is not None and not one.kind and process.lies_in_inputs(one) for one in told):
+        if any(not one.kind and process.lies_in_inputs(one) for one in told):
             text = "an output lies in the memory of an input"
             raise RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
 

@@ -51,6 +51,9 @@ _CHECK = 0.2
 """The share of calls alone that are checked, by chance. Of calls in a row one is, each time: a few pairs may decide."""
 _CHECK_LONG = 0.5
 """The share of calls that are checked where one is so long that it makes a row; a check takes longer than the call."""
+_PROBE = 0.5
+"""The share of pairs of turns, by chance, after which a call with other values or of another shape is checked: what is
+right for all values in its first calls has to stay so."""
 _SHORTEST_NS = 1.0
 """The time in nanoseconds of a call that took no longer than the question did."""
 _RESOLVED_NS = 100_000
@@ -98,6 +101,8 @@ class Race:
             for place in interleave.places(list(self._sides), 1, (), self._draw):
                 found[place.side].append(self._turn(place.side))
             taken.turns.append(found)
+            if self._draw.random() < _PROBE:
+                self._judge.probe(self._sides[CANDIDATE], self._draw.choice(self._judge.kinds))
         return taken.concluded(Limits(budget_ns, self._terms.threshold))
 
     def _sets(self, number: int) -> list[dict[str, Tensor]]:

@@ -384,6 +384,7 @@ class Stranger:
 def variables_for(own: Path | None) -> dict[str, str]:
     """Return what programs and PyTorch need of the environment; of a candidate, with its folder for all it writes."""
     given = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)}
+    given["PYTHONSAFEPATH"] = "1"  # a file in the current directory, which may be a stranger's, is none of our modules
     if own is None:
         return given
     return {**given, "HOME": str(own), "TMPDIR": str(own), **{name: str(own / name.lower()) for name in _CACHES}}
