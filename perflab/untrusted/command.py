@@ -143,9 +143,7 @@ def forking() -> Iterator[Launch]:
 
 
 def named(name: str) -> Callable[..., Any]:
-    """Import ``package.module:function``, from the current directory where nothing installed has that name.
-
-    A file there may be a stranger's, and must answer for no module that is imported from now on.
+    """Import ``package.module:function``, and look in the current directory last: a stranger's files may lie there.
 
     Raises:
         UsageError: there is no such module or function.

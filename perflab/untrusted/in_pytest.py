@@ -483,17 +483,14 @@ def _fastest_ns(
 
 def _fresh(inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors of the same layout, of values some percent smaller; whole numbers stay, which may be indices."""
-    return [rewritten(one, _changed) if one.is_floating_point() else one for one in inputs]
-
-
-def _changed(x: Tensor) -> Tensor:
-    return x * (1 - torch.rand_like(x) / 16)  # a probability stays one
+    return [
+        rewritten(one, lambda x: x * (1 - torch.rand_like(x) / 16)) if one.is_floating_point() else one
+        for one in inputs  # a probability stays one
+    ]
 
 
 def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor], *, allow_nan: bool) -> bool | None:
-    """Whether two processes return the same for the same inputs, asked in other orders; False if one alone does not.
-
-    None if they return no tensor, such as an object that has some.
+    """Whether two processes return the same, asked in other orders; False if one alone does not, None of no tensors.
 
     Raises:
         ResultsError: they differ; a result is NaN; or one alone returns a result again for other inputs now and then.

@@ -281,8 +281,7 @@ class Stranger:
             raise UnfitError("it went on while it was stopped")
 
     def look(self) -> Looked:
-        """Return what a call runs, as its own process sees it: it may accuse the callable, and acquits it of
-        nothing."""
+        """Return what a call runs, as its own process sees it: it may accuse the callable, never acquit it."""
         self._let_go()
         self._peer.ask(Do(step=Step.LOOK))
         return self._answer(Looked)

@@ -77,7 +77,8 @@ class ModelNew(nn.Module):
 def verify(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "reference.py").write_text(REFERENCE)
     (folder / "candidates.py").write_text(CANDIDATES)
-    command = [*([python] if python.endswith("perflab") else [python, "-m", "perflab"]), "verify", "--device=cpu", "--limit=60", *arguments]
+    program = [python] if python.endswith("perflab") else [python, "-m", "perflab"]
+    command = [*program, "verify", "--device=cpu", "--limit=60", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
