@@ -50,6 +50,8 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 Answer = TypeVar("Answer", Ready, Finished, Looked)
 _STOPPED_WITHIN_S = 5.0
+_STOPPING_NS = 20_000
+"""Processor time in which a thread that had lost its core while it was stopping stands still, in nanoseconds."""
 _VARIABLES = {"PATH", "HOME", "USER", "TMPDIR", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX", "XDG_CACHE_HOME"}
 _PREFIXES = (
     *("LC_", "PYTHON", "PYTORCH_", "TORCH", "TRITON_", "CUDA_", "NOCUDA_", "PERFLAB_AUTOTUNE"),
@@ -277,7 +279,7 @@ class Stranger:
         Raises:
             UnfitError: it has; signals from timers and the like can let a process go.
         """
-        if self.role is Role.CANDIDATE and kernel.processor_ns(self.pid) != processor_ns:
+        if self.role is Role.CANDIDATE and kernel.processor_ns(self.pid) - processor_ns > _STOPPING_NS:
             raise UnfitError("it went on while it was stopped")
 
     def look(self) -> Looked:
