@@ -13,9 +13,10 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
+from perflab.correctness.budget import MIN_PLAIN_ROWS
 from perflab.correctness.covering import Level, Pair, cover
 from perflab.correctness.operator import DTYPES, LAYOUTS, UPSTREAMS
-from perflab.correctness.verify import MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS
+from perflab.correctness.verify import MAX_PLAIN_DRAWS
 from perflab.lab.attention.registry import FEATURES
 
 LENGTHS = (1, 2, 3, 17, 97, 113, 128, 203, 239, 512, 799, 1023, 1024)

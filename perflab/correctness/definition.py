@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from perflab.base.errors import UsageError
-from perflab.correctness.budget import Errors, error_and_size, measure_errors, widest
+from perflab.correctness.budget import MIN_PLAIN_ROWS, Errors, error_and_size, fewest_rows, measure_errors, widest
 from perflab.correctness.compare import compare_all
 from perflab.correctness.run import Function, Task, run_plainly
 from perflab.correctness.ties import beside_ties, without_rounded_ties
@@ -28,6 +28,8 @@ _T = TypeVar("_T", Tensor, Tensor | None)
 _Key = TypeVar("_Key", str, int)
 _LOST = 0.5
 """The error of elements of a result, as a share of their norm, with which no digit of them is right."""
+_DRAWS = 8
+"""Inputs on which plain's errors are seen, at most, where a result has few rows; each costs two calls."""
 _FEWEST = 4
 """The least number of elements of one decade of sizes that are looked at by themselves."""
 _SHARE = 64
@@ -162,6 +164,7 @@ class Definition:
         )
         draws = self._plain_errors.setdefault(kind, [])
         draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
+        self._draw_more(draws, inputs, plain)
         is_short = any(one.is_floating_point() and one.itemsize <= 2 for one in plain.values())
         multiple = self._multiple or (2.0 if is_short else 8.0)
         report, got = beside_ties(
@@ -177,6 +180,25 @@ class Definition:
         floats = {name: wanted for name, wanted in reference.items() if wanted.dtype is not torch.int64}
         lost = (_lost(name, got[name], wanted, plain[name]) for name, wanted in floats.items())
         return "\n".join(text for text in lost if text)
+
+    def _draw_more(self, draws: list[Mapping[str, Errors]], inputs: Inputs, plain: Inputs) -> None:
+        """Add plain's errors on inputs that are a little smaller, where a result is a few rows: a loss, say.
+
+        One number is right by chance now and then, and a budget of that would allow nothing.
+        """
+        while len(draws) < min(_DRAWS, MIN_PLAIN_ROWS // fewest_rows(plain)):
+            smaller = 1 - len(draws) / 128
+            other = {
+                name: rewritten(one, lambda x: x * smaller) if one.is_floating_point() else one.clone()  # noqa: B023
+                for name, one in inputs.items()
+            }
+            try:
+                exact = run_plainly(self._exact, upcast(other), self._task, {})
+                again = run_plainly(self._plain, other, self._task, {})
+            except Exception:  # a definition may refuse such inputs: then its error is what was seen
+                return
+            floats = {name: one for name, one in again.items() if one.is_floating_point() or one.is_complex()}
+            draws.append({name: measure_errors(floats.get(name, one), widest(one)) for name, one in exact.items()})
 
 
 def upcast(inputs: Inputs) -> dict[str, Tensor]:

@@ -143,14 +143,13 @@ def forking() -> Iterator[Launch]:
 
 
 def named(name: str) -> Callable[..., Any]:
-    """Import ``package.module:function``, the current directory first.
+    """Import ``package.module:function``, and look in the current directory last: a stranger's files may lie there.
 
     Raises:
         UsageError: there is no such module or function.
     """
     module, _, function = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    sys.path[:] = [*(one for one in sys.path if one not in ("", os.getcwd())), os.getcwd()]
     try:
         found = operator.attrgetter(function)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
@@ -160,11 +159,10 @@ def named(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def file_of(name: str) -> Path | None:
-    """Return the file of a module without running it; None if it cannot be found."""
+def file_of(name: str, path: Sequence[str]) -> Path | None:
+    """Return the file of a module on an import path without running it; None if it cannot be found."""
     from importlib.machinery import PathFinder
 
-    path: Sequence[str] | None = [os.getcwd(), *sys.path]
     spec = None
     for part in name.partition(":")[0].split("."):
         spec = PathFinder.find_spec(part, path)
@@ -221,8 +219,8 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
     from perflab.untrusted.stranger import Source
 
     trusted, draws = named(given.against), [named(one) for one in given.inputs]
-    secret = [path for name in (given.against, *given.inputs) if (path := file_of(name)) is not None]
-    own = file_of(given.candidate)
+    secret = [path for name in (given.against, *given.inputs) if (path := file_of(name, sys.path)) is not None]
+    own = file_of(given.candidate, [os.getcwd(), *sys.path])
     if own is not None and own in secret:
         raise UsageError(
             f"{given.candidate} and what it is judged by are in one file, {own}",

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from perflab.base.errors import ClockError, PerflabError, ResultsError, UsageError, WrongResultError
-from perflab.correctness.definition import copied, rewritten
+from perflab.correctness.definition import Definition, copied, rewritten
 from perflab.correctness.run import Function, Task, held_elsewhere, run_candidate, same_bits, storage_bytes
 from perflab.internals.of_torch.originals import is_own, modes_on, named
 from perflab.measure.calls.flat import Flat
@@ -35,7 +35,7 @@ from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import synchronize
 from perflab.measure.stopping import Progress
 from perflab.processes.peer import How
-from perflab.running.case.reference import IN_PLACE, UNDEFINED, Reference, Trusted
+from perflab.running.case.reference import IN_PLACE, UNDEFINED, Reference, Trusted, refuse_other
 from perflab.units import format_count, format_ns
 from perflab.untrusted.command import held
 from perflab.untrusted.errors import EndedError, RaisedError, UnfitError
@@ -367,7 +367,8 @@ def hold_to_account(
     holding = replace(running.holding(secret), device=str(device))
     progress(_APART)
     known = "" if packed.trusted is None else _judged_by(packed.trusted, packed, holding)
-    inputs = list(packed.inputs.values())
+    inputs, trusted = list(packed.inputs.values()), packed.trusted
+    definition = trusted and Definition(trusted.exact, trusted.plain, packed.inputs, trusted.multiple)
     with contextlib.ExitStack() as stack:
         try:
             first, second = (stack.enter_context(Stranger(Role.CANDIDATE, packed.call, holding)) for _ in "ab")
@@ -378,7 +379,15 @@ def hold_to_account(
                 process.narrow()
             progress(_APART)
             steady = _compare(first, second, inputs, allow_nan=allow_nan)
-            own_ns, here_ns = _fastest_ns(first, second if steady else None, control, inputs, workload, device, call_ns)
+
+            def check(span: Span, drawn: int, given: Sequence[Tensor]) -> None:
+                found = _read(first, span, drawn)
+                if definition is not None:
+                    refuse_other(definition, dict(zip(packed.inputs, given, strict=True)), found)
+                elif steady:
+                    _same(found, second, given)
+
+            own_ns, here_ns = _fastest_ns(first, check, control, inputs, workload, device, call_ns)
         except RaisedError as error:
             raise UsageError(
                 f"the case raised in a process of its own: {error}\n{error.told.traceback}",
@@ -397,7 +406,8 @@ def hold_to_account(
             "fresh inputs and by a clock outside of it",
             _OTHER_TIME,
         )
-    return known + (f"agrees in {format_count(_CALLS, 'call')}" if steady else "results differ from call to call")
+    agrees = "returns no tensor to compare" if steady is None else f"agrees in {format_count(_CALLS, 'call')}"
+    return known + (agrees if steady is not False else "results differ from call to call")
 
 
 def _judged_by(trusted: Trusted, packed: Packed, holding: Holding) -> str:
@@ -438,7 +448,7 @@ def _enough_ns(here_ns: float) -> float:
 
 def _fastest_ns(
     process: Stranger,
-    second: Stranger | None,
+    check: Callable[[Span, int, Sequence[Tensor]], None],
     control: Stranger,
     inputs: Sequence[Tensor],
     workload: Workload,
@@ -448,7 +458,7 @@ def _fastest_ns(
     """Return the times of a call in nanoseconds: the process's fastest, and the median here at the same time.
 
     They are taken in turns, until the process is fast enough or there is no hope. A call of each row, drawn at random,
-    is compared with a call alone of the second process, if there is one: what is timed has to be right too.
+    is checked: what is timed has to be right too.
 
     Raises:
         ResultsError: they differ.
@@ -459,9 +469,8 @@ def _fastest_ns(
         cost_ns = min(cost_ns, control.span(sets).ns)
         span = process.span(sets, Manner(keeps_objects=True))
         fastest_ns = min(fastest_ns, span.ns)
-        if second is not None:
-            drawn = secrets.randbelow(_IN_A_ROW)
-            _same(_read(process, span, drawn), second, sets[drawn])
+        drawn = secrets.randbelow(_IN_A_ROW)
+        check(span, drawn, sets[drawn])
         workload.make_ready(1)
         began_ns = clock.read_ns()
         workload.run()
@@ -474,15 +483,14 @@ def _fastest_ns(
 
 def _fresh(inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors of the same layout, of values some percent smaller; whole numbers stay, which may be indices."""
-    return [rewritten(one, _changed) if one.is_floating_point() else one for one in inputs]
+    return [
+        rewritten(one, lambda x: x * (1 - torch.rand_like(x) / 16)) if one.is_floating_point() else one
+        for one in inputs  # a probability stays one
+    ]
 
 
-def _changed(x: Tensor) -> Tensor:
-    return x * (1 - torch.rand_like(x) / 16)  # a probability stays one
-
-
-def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor], *, allow_nan: bool) -> bool:
-    """Whether two processes return the same for the same inputs, asked in other orders; False if one alone does not.
+def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor], *, allow_nan: bool) -> bool | None:
+    """Whether two processes return the same, asked in other orders; False if one alone does not, None of no tensors.
 
     Raises:
         ResultsError: they differ; a result is NaN; or one alone returns a result again for other inputs now and then.
@@ -495,7 +503,7 @@ def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor], *, all
             "write every element of a result before the call returns",
         )
     if all(_same(of_first[number], second, sets[number]) for number in reversed(range(_CALLS))):
-        return True
+        return True if any(of_first) else None
     if _stale(sets, of_first):
         raise ResultsError(
             "a call returned, bit by bit, what the call before had returned for other inputs",

@@ -28,7 +28,7 @@ from perflab.correctness.run import Function
 from perflab.measure.machine.devices import matmul_flops_per_second
 from perflab.units import format_ns
 from perflab.untrusted.errors import EndedError, RaisedError, RefusedError, UnfitError, refusing
-from perflab.untrusted.messages import Looked, Manner, Role, TensorAt
+from perflab.untrusted.messages import Looked, Manner, Role
 from perflab.untrusted.race import Race, finding_of, is_too_short, one_thread
 from perflab.untrusted.records import Finding, Judged, Ratio, Reason
 from perflab.untrusted.stranger import Holding, Source, Span, Stranger, nothing
@@ -58,9 +58,6 @@ class Terms:
     """The slowdown that counts, as a share."""
 
 
-USUAL = Terms()
-
-
 @dataclass(frozen=True)
 class Case:
     """The task of a candidate."""
@@ -73,7 +70,7 @@ class Case:
     """make_inputs(seed) -> {name: tensor}, one for each shape."""
     rivals: Sequence[Source] = ()
     """Trusted callables whose time the candidate's is compared with; the first one decides ``slower``."""
-    terms: Terms = USUAL
+    terms: Terms = Terms()
 
 
 _OUTLASTS, _OUTLASTS_NS = 1.05, 100_000
@@ -135,12 +132,10 @@ class Judge:
             self.notes += candidate.ready.missing
             with refusing(Reason.UNBUILT):
                 for draw in self.case.draws:  # what compiles at a call, compiles now
-                    self.span(candidate, [self.fresh(draw)])
+                    self.span(candidate, [self.fresh(draw)], Reason.UNBUILT)
                 self.notes += candidate.narrow()
-            for kind, inputs in self._planned():
-                with refusing():
-                    span = self.span(candidate, [inputs])
-                self.check(candidate, span, [inputs], 0, kind)
+            for kind in secrets.SystemRandom().sample(self.kinds, len(self.kinds)):
+                self.probe(candidate, kind)
             self._look(candidate, self._raced(candidate, processes) if self.case.rivals else [])
 
     def _raced(self, candidate: Stranger, processes: contextlib.ExitStack) -> list[Stranger]:
@@ -177,25 +172,34 @@ class Judge:
                 raise UsageError(f"input {name} is a {type(one).__name__}, not a dense tensor", remedy)
         return {name: one.detach() for name, one in drawn.items()}
 
-    def _planned(self) -> list[tuple[tuple[int, int], dict[str, Tensor]]]:
-        """Return inputs of the calls that are all checked, in random order, each with its kind.
+    @property
+    def kinds(self) -> list[tuple[int, int]]:
+        """The kinds of calls that are all checked: the number of a shape, and of a change of values; 0 for none."""
+        changes = [0] * _CHECKS + [1, 2, 3] * self.case.terms.wide
+        return [(number, change) for number in range(len(self.case.draws)) for change in changes]
 
-        A kind is the numbers of a shape and of a change of values: 0 for values as they are drawn.
-        """
-        planned = []
-        for number, draw in enumerate(self.case.draws):
-            planned += [((number, 0), self.fresh(draw)) for _ in range(_CHECKS)]
-            if self.case.terms.wide:
-                changes = enumerate(wider(self.fresh(draw)), 1)
-                planned += [((number, change), one) for change, one in changes if self._definition.takes(one)]
-        secrets.SystemRandom().shuffle(planned)
-        return planned
+    def probe(self, candidate: Stranger, kind: tuple[int, int]) -> None:
+        """Make a call of a kind that is not timed, and check it; none where the definition takes no such values."""
+        inputs = self.fresh(self.case.draws[kind[0]])
+        if kind[1]:
+            inputs = next(iter(wider(inputs)[kind[1] - 1 :]), {})
+            if not inputs or not self._definition.takes(inputs):
+                return
+        self.check(candidate, self.span(candidate, [inputs]), [inputs], 0, kind)
 
-    def span(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]], *, records: bool = False) -> Span:
-        """Make calls with these inputs in a process, and count those of the candidate."""
-        span = process.span([list(one.values()) for one in sets], Manner(records=records))
-        if process.role is Role.CANDIDATE:
-            self.calls += len(sets)
+    def span(
+        self,
+        process: Stranger,
+        sets: Sequence[Mapping[str, Tensor]],
+        reason: Reason = Reason.RAISED,
+        *,
+        records: bool = False,
+    ) -> Span:
+        """Make calls with these inputs in a process; count those of the candidate, and end by what it does instead."""
+        is_candidate = process.role is Role.CANDIDATE
+        with refusing(reason) if is_candidate else contextlib.nullcontext():
+            span = process.span([list(one.values()) for one in sets], Manner(records=records))
+        self.calls += len(sets) * is_candidate
         return span
 
     # --- right ----------------------------------------------------------------------------------------------
@@ -204,14 +208,22 @@ class Judge:
         self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, kind: tuple[int, int]
     ) -> None:
         """Compare a call's results with the definition's, and its inputs with what was given."""
-        inputs, told = sets[call], span.outputs[call]
+        inputs, told = sets[call], [one for one in span.outputs[call] if one is not None]
         names = self._definition.outputs
         if len(told) != len(names):
             raise RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {len(names)}")
+        terms = self.case.terms
         with refusing():
             got = {name: process.result(one) for name, one in zip(names, told, strict=True)}  # on the host
-            if not self.case.terms.may_change:
-                self._refuse_changes(process, inputs, told, call)
+            changed = [] if terms.may_change else process.changed(inputs, call)
+            may_be_theirs = [] if terms.may_change or terms.may_return else [one for one in told if not one.kind]
+            is_theirs = any(map(process.lies_in_inputs, may_be_theirs))
+        if changed:
+            text = f"it changed {', '.join(changed)}; inputs must come back bit by bit"
+            raise RefusedError(Finding.WRONG, Reason.INPUTS_CHANGED, text)
+        if is_theirs:
+            text = "an output lies in the memory of an input"
+            raise RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
         wrong = self._definition.wrong(inputs, got, kind, wholly=kind[1] > 0)  # changed values may have no answer
         if wrong is None:
             return
@@ -219,18 +231,6 @@ class Judge:
         if wrong:
             text = f"call {self.calls - len(sets) + call + 1}, inputs {described(inputs)}:\n{wrong}"
             raise RefusedError(Finding.WRONG, Reason.RESULT, text)
-
-    def _refuse_changes(
-        self, process: Stranger, inputs: Mapping[str, Tensor], told: Sequence[TensorAt | None], call: int
-    ) -> None:
-        if changed := process.changed(inputs, call):
-            text = f"it changed {', '.join(changed)}; inputs must come back bit by bit"
-            raise RefusedError(Finding.WRONG, Reason.INPUTS_CHANGED, text)
-        if self.case.terms.may_return:
-            return
-        if any(one is not None and not one.kind and process.lies_in_inputs(one) for one in told):
-            text = "an output lies in the memory of an input"
-            raise RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -254,13 +254,9 @@ class Judge:
             race.refuse_bent_time()
         if is_too_short(comparison):
             self.note("calls were as short as what the questions cost, and have no time")
-        else:
-            self._refuse_beyond_floor(comparison.candidate_ns, comparison.base_ns)
-
-    def _refuse_beyond_floor(self, call_ns: float, rival_ns: float) -> None:
-        """Refuse a time in which this hardware cannot do the operation; what a trusted callable does, it can do."""
-        floor_ns = min(self._floor_ns(), rival_ns)
-        if call_ns < floor_ns / _BEYOND_PEAK:
+            return
+        floor_ns = min(self._floor_ns(), comparison.base_ns)  # what a trusted callable does, this hardware can do
+        if (call_ns := comparison.candidate_ns) < floor_ns / _BEYOND_PEAK:
             raise RefusedError(
                 Finding.SUSPICIOUS,
                 Reason.FLOOR,

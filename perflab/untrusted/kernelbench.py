@@ -127,6 +127,7 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
         raise UsageError("get_inputs() returns no tensor", "correct the problem's file")
     packed = io.BytesIO()
     torch.save(given, packed)
+    weights = packed.getvalue()
     rival = sliced(problem, _OF_PROBLEM[:1])
     own = sliced(text, [_CANDIDATE], without=_OF_PROBLEM)
     module = f"candidate_{secrets.token_hex(4)}"
@@ -135,15 +136,11 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
         plain=torch.no_grad()(with_numbers(model, numbers)),
         draws=[lambda seed: _drawn(names["get_inputs"], seed)[0]],
         rivals=[
-            Source("eager", Entry(name="problem:Model", source=rival, builds=True), packed.getvalue()),
-            Source(
-                "torch.compile",
-                Entry(name="problem:Model", source=rival, builds=True, compiles=True),
-                packed.getvalue(),
-            ),
+            Source(one, Entry(name="problem:Model", source=rival, builds=True, compiles=one != "eager"), weights)
+            for one in ("eager", "torch.compile")
         ],
     )
-    return case, Source(name, Entry(name=f"{module}:{_CANDIDATE}", source=own, builds=True), packed.getvalue())
+    return case, Source(name, Entry(name=f"{module}:{_CANDIDATE}", source=own, builds=True), weights)
 
 
 def _drawn(get_inputs: Callable[[], Any], seed: int) -> tuple[Mapping[str, Tensor], dict[int, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, median, quantiles
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from perflab.measure.clocks import clock
 from perflab.measurement.callables import BASE, CANDIDATE, Comparison, Limits, Taken
 from perflab.results.records import Verdict
 from perflab.units import format_ns
-from perflab.untrusted.errors import RefusedError, refusing
+from perflab.untrusted.errors import RefusedError
 from perflab.untrusted.messages import Role
 from perflab.untrusted.records import Finding, Reason
 from perflab.untrusted.stranger import Span, Stranger
@@ -51,6 +51,8 @@ _CHECK = 0.2
 """The share of calls alone that are checked, by chance. Of calls in a row one is, each time: a few pairs may decide."""
 _CHECK_LONG = 0.5
 """The share of calls that are checked where one is so long that it makes a row; a check takes longer than the call."""
+_PROBE = 0.5
+"""The share of pairs of turns after which, by chance, a call of other values or another shape is checked."""
 _SHORTEST_NS = 1.0
 """The time in nanoseconds of a call that took no longer than the question did."""
 _RESOLVED_NS = 100_000
@@ -98,6 +100,8 @@ class Race:
             for place in interleave.places(list(self._sides), 1, (), self._draw):
                 found[place.side].append(self._turn(place.side))
             taken.turns.append(found)
+            if self._draw.random() < _PROBE:
+                self._judge.probe(self._sides[CANDIDATE], self._draw.choice(self._judge.kinds))
         return taken.concluded(Limits(budget_ns, self._terms.threshold))
 
     def _sets(self, number: int) -> list[dict[str, Tensor]]:
@@ -109,7 +113,7 @@ class Race:
         for _ in range(_WARMING):
             sets = self._sets(1)
             for process in (*self._sides.values(), self._control):
-                spent.setdefault(process.role, []).append(self._timed(process, sets).ns)
+                spent.setdefault(process.role, []).append(self._judge.span(process, sets).ns)
         size = sum(one.untyped_storage().nbytes() for one in sets[0].values())
         least = [max(1.0, min(spent[role]) - min(spent[Role.CONTROL])) for role in (Role.CANDIDATE, Role.RIVAL)]
         call_ns = min(least)
@@ -134,19 +138,13 @@ class Race:
     def _call_ns(self, side: str, number: int) -> float:
         """Return the time of one call, of so many in a row with fresh inputs, without what the questions cost."""
         process, sets = self._sides[side], self._sets(number)
-        span = self._timed(process, sets)
+        span = self._judge.span(process, sets)
         work_ns = span.ns - self._cost_ns[number]
         self._spans_of[side].append((work_ns, span))
         share = 1.0 if number > 1 else _CHECK if self._calls > 1 else _CHECK_LONG
         if side == CANDIDATE and self._draw.random() < share:
             self._judge.check(process, span, sets, self._draw.randrange(number), (0, 0))
         return max(_SHORTEST_NS, work_ns / number)
-
-    def _timed(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
-        if process.role is Role.CANDIDATE:
-            with refusing():
-                return self._judge.span(process, sets)
-        return self._judge.span(process, sets)
 
     def refuse_bent_time(self) -> None:
         """Refuse a candidate whose clock tells another time, or that is faster among calls than a call alone can be.

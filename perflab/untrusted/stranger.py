@@ -283,8 +283,7 @@ class Stranger:
             raise UnfitError("it went on while it was stopped")
 
     def look(self) -> Looked:
-        """Return what a call runs, as its own process sees it: it may accuse the callable, and acquits it of
-        nothing."""
+        """Return what a call runs, as its own process sees it: it may accuse the callable, never acquit it."""
         self._let_go()
         self._peer.ask(Do(step=Step.LOOK))
         return self._answer(Looked)
@@ -388,6 +387,7 @@ class Stranger:
 def variables_for(own: Path | None) -> dict[str, str]:
     """Return what programs and PyTorch need of the environment; of a candidate, with its folder for all it writes."""
     given = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)}
+    given["PYTHONSAFEPATH"] = "1"  # a file in the current directory, which may be a stranger's, is none of our modules
     if own is None:
         return given
     return {**given, "HOME": str(own), "TMPDIR": str(own), **{name: str(own / name.lower()) for name in _CACHES}}

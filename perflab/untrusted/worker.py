@@ -137,7 +137,8 @@ def _loaded(load: Load) -> tuple[_Served, Ready]:
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before its files are out of reach
     rights, own = load.rights, Path(load.folder)
-    sys.path[:0] = [entry for entry in rights.path if entry not in sys.path]
+    at = 0 if load.role is Role.CANDIDATE else len(sys.path)  # a stranger's files are no modules of a rival's
+    sys.path[at:at] = [entry for entry in rights.path if entry not in sys.path]
     missing = []
     if load.role is Role.CANDIDATE:
         missing = confine([*map(Path, rights.read), own], [*map(Path, rights.listed)], [own])

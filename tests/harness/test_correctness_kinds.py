@@ -274,3 +274,13 @@ def test_a_definition_that_does_not_take_the_inputs_precision_is_refused_with_a_
     x = torch.eye(4, dtype=torch.bfloat16)
     with pytest.raises(UsageError, match="the definition raised for inputs in their own precision"):
         Definition(torch.linalg.cholesky, torch.linalg.cholesky, {"x": x})
+
+
+def test_one_number_that_the_definition_has_right_by_chance_allows_other_orders_of_its_sum() -> None:
+    other_orders: list[Callable[[Tensor], Tensor]] = [lambda x: x.sum(0).sum(), lambda x: x.T.contiguous().sum()]
+    for seed in (47, 49, 54):
+        given = {"x": torch.randn(128, 1000, generator=torch.Generator().manual_seed(seed))}
+        definition = Definition(torch.sum, torch.sum, given)
+        for form in other_orders:
+            assert definition.wrong(given, {"out": form(given["x"])}) == ""
+        assert definition.wrong(given, {"out": given["x"][:, :-1].sum()})

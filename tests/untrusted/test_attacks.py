@@ -20,7 +20,7 @@ import torch
 
 from perflab.base.errors import PerflabError, UsageError
 from perflab.measurement.callables import BASE, CANDIDATE
-from perflab.untrusted import kernel, stranger
+from perflab.untrusted import kernel, race, stranger
 from perflab.untrusted.command import held
 from perflab.untrusted.errors import RefusedError, UnfitError
 from perflab.untrusted.judge import Case, Terms, judge, refuse_work_outside
@@ -134,6 +134,13 @@ def steep(x): return x * x.abs() * torch.tensor([1e12] + [1.0] * 39)
 def without_the_flat_part(x): return steep(x) * (torch.arange(40) < 1)
 def counts(x): return x
 def rounds(x): return x.double().long()
+def and_zeros(x): return x * 2, torch.zeros_like(x)
+def and_nothing(x): return x * 2, None
+def shares(x): return torch.softmax(x if x.is_floating_point() else x.float(), -1)
+def shares_by_hand(x):
+    e = (x if x.is_floating_point() else x.float()).exp()
+    return e / e.sum(-1, keepdim=True)
+def short_shares(x): return shares(x.float()).to(x.dtype if x.is_floating_point() else torch.float32) * (1 + 3e-6)
 """
 
 
@@ -148,6 +155,14 @@ def with_a_root(_seed: int) -> dict[str, torch.Tensor]:
 
 def eight_bits(_seed: int) -> dict[str, torch.Tensor]:
     return {"x": torch.randn(40, 40).to(torch.float8_e4m3fn)}
+
+
+def doubles(_seed: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(40, 40, dtype=torch.float64)}
+
+
+def small_numbers(_seed: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randint(0, 9, (40, 40))}
 
 
 def large_numbers(_seed: int) -> dict[str, torch.Tensor]:
@@ -170,6 +185,11 @@ def large_numbers(_seed: int) -> dict[str, torch.Tensor]:
         ("steep", "steep", normal, Reason.NONE),
         ("steep", "without_the_flat_part", normal, Reason.RESULT),
         ("counts", "rounds", large_numbers, Reason.RESULT),
+        ("and_zeros", "and_nothing", normal, Reason.FORM),
+        ("shares", "shares_by_hand", doubles, Reason.NONE),
+        ("shares", "short_shares", doubles, Reason.RESULT),
+        ("shares", "shares_by_hand", small_numbers, Reason.NONE),
+        ("shares", "short_shares", small_numbers, Reason.RESULT),
     ],
 )
 def test_other_dtypes_and_definitions_without_an_answer_somewhere(
@@ -180,6 +200,36 @@ def test_other_dtypes_and_definitions_without_an_answer_somewhere(
     case = Case(definition=names[of], plain=names[of], draws=[draw])
     found = judge(Source(name, Entry(name=f"others:{name}", source=OTHERS)), case, holding)
     assert found.reason is reason, found
+
+
+FORGETS = """
+import torch
+calls = [0]
+def softmax(x): return torch.softmax(x, -1)
+def forgets_other_values(x):
+    calls[0] += 1
+    is_as_drawn = 0.8 < float(x.std()) < 1.2 and float(x[0, 0]) > 0
+    return softmax(x) if calls[0] < 8 or is_as_drawn else torch.zeros_like(x)
+"""
+
+
+def test_a_candidate_that_is_right_for_other_values_at_first_is_wrong(
+    holding: Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: dict[str, Callable[..., torch.Tensor]] = {}
+    exec(FORGETS, names)
+    monkeypatch.setattr(race, "_PROBE", 1.0)
+    case = Case(
+        definition=names["softmax"],
+        plain=names["softmax"],
+        draws=[lambda _seed: {"x": torch.randn(40, 40).index_fill_(0, torch.tensor(0), 0.5)}],
+        rivals=[Source("the reference", Entry(name="others:softmax", source=FORGETS))],
+        terms=Terms(budget_s=3.0),
+    )
+    source = Source("forgets", Entry(name="others:forgets_other_values", source=FORGETS))
+    found = judge(source, case, holding)
+    assert (found.finding, found.reason) == RESULT, found
+    assert found.calls > 8
 
 
 class Buffer:

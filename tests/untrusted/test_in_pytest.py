@@ -141,9 +141,22 @@ CASES += [lambda x: right(x)]
 def test_verify(fn):
     verify(fn, inputs, reference=reference, plain=reference, gradient_of=["out"] if fn in (right, spoils) else [])
 
+class Box:
+    def __init__(self, inside):
+        self.inside = inside
+
+def boxed(x):
+    return Box(by_shape(x))
+
+checked = [0]
+
+def right_at_first(x):
+    checked[0] += 1
+    return right(x) if checked[0] < 60 else torch.full_like(x, 1 / 32)
+
 MEASURED = [right, by_shape, counts, late, unwritten, into, in_samples, replaces]
-MEASURED += [in_rows, into_one_buffer, every_second, enters]
-REFERRED = [right, constant, of_other_dtype, finds_the_reference, into]
+MEASURED += [in_rows, into_one_buffer, every_second, enters, boxed]
+REFERRED = [right, constant, of_other_dtype, finds_the_reference, into, right_at_first]
 
 @pytest.mark.perf
 @pytest.mark.parametrize("fn", REFERRED, ids=lambda fn: fn.__name__)
@@ -226,7 +239,7 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str
         "-m",
         "perf",
         "-k",
-        "test_perf and (right or by_shape or counts or late or unwritten or rows or one_buffer or every) "
+        "test_perf and (right or by_shape or counts or late or unwritten or rows or one_buffer or every or boxed) "
         "or lock or step or probabilities or table or numbers or expanded or leaf",
         "--perf-adversarial",
     )
@@ -240,6 +253,7 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str
         "test_perf[in_rows]": "failed",
         "test_perf[into_one_buffer]": "failed",
         "test_perf[every_second]": "failed",
+        "test_perf[boxed]": "new",
         "test_of_probabilities": "new",
         "test_of_a_table": "new",
         "test_of_numbers": "new",
@@ -252,6 +266,7 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str
     assert "cannot be sent to a process of its own" in said
     facts = {name: one["outcome"]["facts"]["adversarial"] for name, one in results.items() if verdicts[name] == "new"}  # type: ignore[index]
     assert facts["test_perf[right]"] == "agrees in 6 calls"
+    assert facts["test_perf[boxed]"] == "returns no tensor to compare"
     assert facts["test_perf[counts]"] == "results differ from call to call"
 
 
@@ -268,9 +283,10 @@ def test_results_are_compared_with_the_reference_that_a_case_states(
         "of_other_dtype": "failed",
         "finds_the_reference": here,
         "into": "new",
+        "right_at_first": "failed",
     }
     assert verdicts == wanted, said
-    for name in ("constant", "of_other_dtype"):
+    for name in ("constant", "of_other_dtype", "right_at_first"):
         assert results[f"test_against_what_is_right[{name}]"]["judgement"]["reasons"] == ["wrong result"]  # type: ignore[index]
 
 

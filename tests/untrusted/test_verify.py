@@ -77,7 +77,8 @@ class ModelNew(nn.Module):
 def verify(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "reference.py").write_text(REFERENCE)
     (folder / "candidates.py").write_text(CANDIDATES)
-    command = [python, "-m", "perflab", "verify", "--device=cpu", "--limit=60", *arguments]
+    program = [python] if python.endswith("perflab") else [python, "-m", "perflab"]
+    command = [*program, "verify", "--device=cpu", "--limit=60", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
@@ -119,6 +120,15 @@ def test_a_slow_candidate_is_slower_and_one_for_small_values_is_wrong(tmp_path: 
     )
     assert "wrong: wrong result" in found.stdout, found
     assert found.returncode == 1
+
+
+def test_files_named_like_modules_run_in_no_process_but_the_candidate_s(tmp_path: Path) -> None:
+    for name in ("msgspec", "resource", "getpass", "statistics", "sympy"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise ImportError")
+    found = against_softmax(f"{Path(sys.executable).parent / 'perflab'}", tmp_path, "right", "--budget=0.2")
+    assert "wrong" not in found.stdout, found
+    assert "calls checked" in found.stdout, found
+    assert not (tmp_path / "ran").exists()
 
 
 def test_writing_to_inputs_has_to_be_declared(tmp_path: Path, python: str) -> None:

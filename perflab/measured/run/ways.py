@@ -89,18 +89,17 @@ class Measuring:
                 self._refuse_wrong(workload)
             release_memory(self.device)
             result = self._measured(workload)
-            if is_cold:
-                self._refuse_wrong(workload)
+            self._refuse_wrong(workload, again=not is_cold)  # what counts its calls does not know this one
             return result
 
-    def _refuse_wrong(self, workload: Workload) -> None:
+    def _refuse_wrong(self, workload: Workload, *, again: bool = False) -> None:
         """Refuse a result that is not the reference's, and forget what was measured of it."""
         if not self.is_first or self.state.reference is None:
             return
         self.progress("the reference")
         try:
             with current_device(self.device):
-                refuse_wrong(self.state, workload)
+                refuse_wrong(self.state, workload, again=again)
         except ResultsError as error:
             self._learned.measurement = None
             raise self._not_measured(error) from error

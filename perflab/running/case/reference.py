@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,9 @@ from perflab.measure.calls.workload import Workload
 from perflab.measure.machine.devices import as_out_of_memory
 
 if TYPE_CHECKING:
+    import torch
+
+    from perflab.correctness.definition import Definition
     from perflab.running.case.perf import CaseState
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -78,11 +81,12 @@ class Reference:
         return Trusted(self.definition, exact, plain, self.multiple)
 
 
-def refuse_wrong(state: CaseState, workload: Workload) -> None:
+def refuse_wrong(state: CaseState, workload: Workload, *, again: bool = False) -> None:
     """Refuse a workload that returns something else than the reference that the case has stated, if it has stated one.
 
     One call is made, on copies of the arguments. If it runs out of memory, nothing is refused: the measurement will
-    run out, too.
+    run out, too. ``again``: after a measurement; its calls have changed the arguments that the reference writes to, and
+    where there are such, no further call is made.
 
     Raises:
         WrongResultError: a result is wrong, or an argument is changed that the reference does not change.
@@ -92,6 +96,8 @@ def refuse_wrong(state: CaseState, workload: Workload) -> None:
         return
     try:
         trusted = state.reference.trusted(workload)
+        if again and trusted.plain.writes:
+            return
         candidate = Flat(*workload.roots)
         candidate.writes = trusted.plain.writes
         _compare(candidate, trusted)
@@ -111,7 +117,7 @@ class _NoMemoryError(Exception):
 
 
 def _compare(candidate: Flat, trusted: Trusted) -> None:
-    from perflab.correctness.definition import Definition, copied, described, with_float64
+    from perflab.correctness.definition import Definition, copied, with_float64
     from perflab.correctness.run import same_bits
 
     given = {name: copied(one) for name, one in candidate.inputs.items()}
@@ -124,9 +130,21 @@ def _compare(candidate: Flat, trusted: Trusted) -> None:
         raise WrongResultError(f"it changed {', '.join(changed)}", IN_PLACE)
     given = with_float64({name: copied(one) for name, one in candidate.inputs.items()})
     definition = Definition(trusted.exact, trusted.plain, given, trusted.multiple)
+    refuse_other(definition, given, list(returned.values()))
+
+
+def refuse_other(definition: Definition, given: Mapping[str, torch.Tensor], returned: Sequence[torch.Tensor]) -> None:
+    """Refuse what a call has returned for the given inputs unless it is the definition's.
+
+    Raises:
+        WrongResultError: it is not.
+        UsageError: the definition has no answer.
+    """
+    from perflab.correctness.definition import described
+
     wrong: str | None = f"it returned {len(returned)} tensors, wanted {len(definition.outputs)}"
     if len(returned) == len(definition.outputs):
-        wrong = definition.wrong(given, dict(zip(definition.outputs, returned.values(), strict=True)))
+        wrong = definition.wrong(given, dict(zip(definition.outputs, returned, strict=True)))
     if wrong is None:
         raise UsageError(UNDEFINED, "give others, or another reference")
     if wrong:
