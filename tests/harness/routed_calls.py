@@ -1,4 +1,4 @@
-"""Calls that sort, count and put rows elsewhere, with what PyTorch's CUDA build launched and took for each.
+"""Calls of operators whose rules are not those of most, with what PyTorch's CUDA build launched and took for each.
 
 ``tests/correctness/test_predicted_against_real.py`` makes them on CUDA, ``test_predicted_cuda_kernels.py`` holds the
 rules to them everywhere. Copies on the device count as launches. Bytes are those that are taken in passing.
@@ -73,8 +73,8 @@ CALLS = (
     Call(ATEN.topk.default, lambda make: [make(1024, 8), 1], 1, 0),
     Call(ATEN.topk.default, lambda make: [make(1024, 8), 2, -1, True, False], 1, 0),
     Call(ATEN.topk.default, lambda make: [make(20, 19_999), 4], 2, 0),
-    Call(ATEN.topk.default, lambda make: [make(800, 800), 4], 20, 0, tiles=2**21),
-    Call(ATEN.topk.default, lambda make: [make(4, 50_000, dtype=BF16), 4], 14, 0, tiles=2**20),
+    Call(ATEN.topk.default, lambda make: [make(800, 800), 4], 20, 1_251_200, tiles=2048),
+    Call(ATEN.topk.default, lambda make: [make(4, 50_000, dtype=BF16), 4], 14, 106_072, tiles=2048),
     Call(ATEN.cumsum.default, lambda make: [make(1024), 0], 2, 0, tiles=1024),
     Call(ATEN.cumsum.default, lambda make: [make(8, dtype=I32), 0], 2, 0, {"dtype": I32}, tiles=1056),
     Call(ATEN.cumsum.default, lambda make: [make(64, 64, dtype=I32), -1], 2, 64 * 64 * 8),
@@ -254,4 +254,68 @@ CALLS = (
     Call(ATEN.binary_cross_entropy.default, lambda make: [make(64), make(64), None, 0], 1, 0),
     Call(ATEN.binary_cross_entropy_backward.default, lambda make: [make(1)[0], *[make(64)] * 3, 1], 3, 0),
     Call(ATEN.binary_cross_entropy_backward.default, lambda make: [make(1)[0], make(64), make(64), None, 2], 1, 0),
+    # Operators that call others, reductions, and operands that are made contiguous.
+    Call(ATEN.multinomial.default, lambda make: [make(8, 1000), 1], 13, 32010),
+    Call(ATEN.multinomial.default, lambda make: [make(8, 1000), 4], 14, 32138),
+    Call(ATEN.multinomial.default, lambda make: [make(8, 1000), 4, True], 5, 96000),
+    Call(ATEN.topk.default, lambda make: [make(1000, 16).T, 5], 3, 64000),
+    Call(ATEN.roll.default, lambda make: [make(4, 8, 16), [1, 2, 3], [0, 1, 2]], 3, 4096),
+    Call(ATEN.randperm.default, lambda make: [1000], 5, 16000, {"device": "cuda"}, tiles=1),
+    Call(ATEN.im2col.default, lambda make: [make(2, 8, 32, 32), [3, 3], [1, 1], [1, 1], [1, 1]], 3, 65536),
+    Call(ATEN.im2col.default, lambda make: [make(2, 8, 32, 32), [3, 3], [1, 1], [0, 0], [4, 4]], 2, 0),
+    Call(ATEN._cdist_forward.default, lambda make: [make(3, 64, 32), make(3, 128, 32), 2.0, None], 12, 78336),
+    Call(
+        ATEN._cdist_backward.default,
+        lambda make: [make(64, 128), make(64, 32), make(128, 32), 2.0, make(64, 128)],
+        2,
+        1048576,
+    ),
+    Call(ATEN._fft_c2r.default, lambda make: [make(4, 8, 33, dtype=torch.complex64), [2], 2, 64], 3, 8448),
+    Call(ATEN._fft_r2c.default, lambda make: [make(4, 8, 64), [1], 0, True], 2, 8192),
+    Call(ATEN._fft_r2c.default, lambda make: [make(4, 8, 64), [2], 0, False], 2, 0),
+    Call(ATEN.abs.default, lambda make: [make(64, dtype=torch.complex64)], 2, 512),
+    Call(ATEN.isfinite.default, lambda make: [make(64)], 4, 384),
+    Call(ATEN.count_nonzero.default, lambda make: [make(4096, 4096)], 3, 150999172),
+    Call(ATEN.logsumexp.default, lambda make: [make(4096, 64), [0]], 9, 1573124),
+    Call(ATEN.max.dim, lambda make: [make(4096, 64), 0], 1, 2097156),
+    Call(ATEN.std.correction, lambda make: [make(4096, 64), [0]], 1, 2097156),
+    Call(ATEN.argmax.default, lambda make: [make(64, 8, 8).transpose(1, 2)], 2, 16384),
+    Call(ATEN._safe_softmax.default, lambda make: [make(8, 64), -1], 5, 524),
+    Call(ATEN.addbmm.default, lambda make: [make(5, 10), make(4, 5, 6), make(4, 6, 10)], 5, 0),
+    Call(ATEN.block_diag.default, lambda make: [[make(3, 3)] * 4], 5, 0),
+    Call(ATEN.pow.Scalar, lambda make: [2.0, make(64)], 2, 8),
+    Call(ATEN.diagonal_backward.default, lambda make: [make(4), [4, 4], 0, 0, 1], 2, 0),
+    Call(ATEN.select_scatter.default, lambda make: [make(4, 8), make(8), 0, 1], 2, 0),
+    Call(
+        ATEN.grid_sampler_2d_backward.default,
+        lambda make: [make(2, 8, 4, 4), make(2, 8, 8, 8), make(2, 4, 4, 2), 0, 0, False, [True, True]],
+        2,
+        0,
+    ),
+    Call(
+        ATEN.reflection_pad2d_backward.default,
+        lambda make: [make(2, 8, 4, 4).mT, make(2, 8, 2, 2), [1, 1, 1, 1]],
+        3,
+        1024,
+    ),
+    Call(
+        ATEN.upsample_nearest2d_backward.default,
+        lambda make: [make(2, 8, 8, 16)[..., ::2], [8, 8], [2, 8, 4, 4]],
+        2,
+        4096,
+    ),
+    Call(
+        ATEN.upsample_nearest2d_backward.default,
+        lambda make: [make(2, 8, 8, 8).to(memory_format=torch.channels_last), [8, 8], [2, 8, 4, 4]],
+        1,
+        0,
+    ),
+    Call(ATEN.native_batch_norm.default, lambda make: [make(4, 8), *[make(8)] * 4, True, 0.1, 1e-5], 3, 0),
+    Call(
+        ATEN.native_batch_norm.default, lambda make: [make(4, 8, 6, dtype=BF16), *[make(8)] * 4, True, 0.1, 1e-5], 3, 0
+    ),
+    Call(ATEN.soft_margin_loss.default, lambda make: [make(64, 64), make(64, 64)], 6, 4),
+    Call(ATEN.soft_margin_loss_backward.default, lambda make: [make(1)[0], make(64, 64), make(64, 64), 1], 8, 32768),
+    Call(ATEN.binary_cross_entropy.default, lambda make: [make(64, 64), make(64, 64)], 3, 4),
+    Call(ATEN.mse_loss.default, lambda make: [make(2048, 2048), make(2048, 2048)], 2, 16779268),
 )

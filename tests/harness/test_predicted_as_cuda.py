@@ -651,6 +651,33 @@ def test_an_optimizer_that_is_told_otherwise_does_as_it_is_told() -> None:
     assert "addcdiv_" in step(torch.optim.AdamW, foreach=False)[0]
 
 
+@pytest.mark.parametrize("name", ["Adadelta", "Adagrad", "Adam", "NAdam", "RAdam", "RMSprop", "Rprop"])
+def test_each_optimizer_counts_its_steps_on_the_host(name: str) -> None:
+    with fake_tensors(), as_cuda():
+        weight = torch.ones(4, device="cuda", requires_grad=True)
+        optimizer = getattr(torch.optim, name)([weight])
+        weight.sum().backward()
+        optimizer.step()
+        assert on_host(optimizer.state[weight]["step"])
+
+
+def test_statistics_of_batch_norm_are_float32_and_log_sigmoid_keeps_no_buffer() -> None:
+    with fake_tensors(), as_cuda():
+        halves = torch.ones(2, 4, 3, dtype=torch.float16, device="cuda")
+        scale = torch.ones(4, device="cuda")
+        _, mean, deviation = torch.native_batch_norm(halves, scale, scale, scale, scale, True, 0.1, 1e-5)
+        assert mean.dtype == deviation.dtype == torch.float32
+        assert torch.ops.aten.log_sigmoid_forward(scale)[1].numel() == 0
+
+
+def test_one_hot_writes_into_zeros() -> None:
+    with fake_tensors(), as_cuda():
+        numbers = torch.zeros(8, dtype=torch.int64, device="cuda")
+        with Recorder() as recorder:
+            assert F.one_hot(numbers, 5).shape == (8, 5)
+    assert [name for name, _ in recorder.calls if name in ("zeros", "scatter_", "eq")] == ["zeros", "scatter_"]
+
+
 def test_step_counters_are_on_the_host_save_those_of_fused_optimizers() -> None:
     for fused in (False, True):
         _, optimizer = step(torch.optim.AdamW, fused=fused)

@@ -343,6 +343,31 @@ def test_what_a_kernel_takes_inside_comes_and_goes_with_its_call() -> None:
     assert exact(trace).launches == 6
 
 
+def test_transforms_of_torch_func_are_traced() -> None:
+    x, weight = torch.randn(4, 8), torch.randn(8)
+
+    def loss(weight: Tensor, row: Tensor) -> Tensor:
+        return (weight * row).sum().tanh()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    trace = traced(work(lambda: each(weight, x), x, weight), Hidden()).trace
+    assert "aten::tanh_backward" in [op.name for op in ops(trace)]
+    assert (allocs(trace)[-1].operator, allocs(trace)[-1].size_bytes) == ("aten::mul", x.nbytes)
+
+
+def test_two_gradients_of_one_operand_are_added_up_in_place() -> None:
+    x = torch.randn(1024, requires_grad=True)
+    squared = traced(work(lambda: torch.autograd.grad((x * x).sum(), x), x), Hidden()).trace
+    assert [op.name for op in ops(squared)].count("aten::add") == 1
+    assert "aten::add" not in [alloc.operator for alloc in allocs(squared)]
+
+
+def test_what_only_changes_a_view_in_place_is_no_work() -> None:
+    x = torch.randn(4, 8)
+    trace = traced(work(lambda: (x * 2).t_().unsqueeze_(0), x), Hidden()).trace
+    assert [op.name for op in ops(trace)] == ["aten::mul"]
+
+
 def test_phases_are_told_apart_by_their_ends() -> None:
     x = torch.randn(4)
     trace = traced_as_is(phased(first=x.exp, second=x.sin))

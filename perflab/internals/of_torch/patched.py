@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 from perflab.internals.lookup import TORCH, attribute, lookup, missing
@@ -171,15 +172,20 @@ def attributes_replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterato
 def shape_rules_replaced(table: dict[Any, Any], rules: Mapping[Any, Any]) -> Iterator[None]:
     """Within the block, PyTorch's table has these rules for shapes of fake tensors, by operator.
 
-    PyTorch caches the results of fake tensors by shape and dtype, so the cache is cleared at the block's start and end.
+    PyTorch prefers a decomposition in Python to a rule, unless the operator is in its table of shape functions too. It
+    caches the results of fake tensors by shape and dtype, so the cache is cleared at the block's start and end.
     """
-    before = {operator: table.get(operator, _ABSENT) for operator in rules}
+    functions: dict[Any, Any] = lookup(TORCH, "torch._decomp:meta_table", "predict what a GPU would do")
+    before = [(one, operator, one.get(operator, _ABSENT)) for one, operator in product((table, functions), rules)]
     table.update(rules)
+    functions.update(rules)
     forget_shapes()
     try:
         yield
     finally:
-        table.update(before)
-        for operator in [one for one, rule in before.items() if rule is _ABSENT]:
-            del table[operator]
+        for one, operator, rule in before:
+            if rule is _ABSENT:
+                del one[operator]
+            else:
+                one[operator] = rule
         forget_shapes()

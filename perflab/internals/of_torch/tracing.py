@@ -55,6 +55,18 @@ def shape_rule_replaced_in(operator: Any, to: str) -> dict[Any, Any]:
     return table
 
 
+def decomposition_of(operator: Any, to: str) -> Any:
+    """Return the function of ``torch._decomp`` by which fake tensors run an operator.
+
+    Raises:
+        InternalsError: there is none.
+    """
+    table: dict[Any, Any] = lookup(TORCH, "torch._decomp:decomposition_table", to)
+    if operator not in table:
+        raise missing(TORCH, f"{operator} in torch._decomp.decomposition_table", to)
+    return table[operator]
+
+
 def forget_shapes() -> None:
     """Forget the shapes that fake tensors computed, which are cached by shape and dtype, whatever rule gave them."""
     lookup(TORCH, "torch._subclasses.fake_tensor:FakeTensorMode.cache_clear", "forget shapes of other rules")()

@@ -132,27 +132,17 @@ def _efficient_backward_launches(
     return 1 + splits + strided + 3 * (grad.element_size() == _FLOAT32)
 
 
-def _safe_softmax(scores: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Bytes of the softmax, of the mask of entries at minus infinity, and of the mask of rows with no other entry.
-
-    ``transformers/attention.cpp``.
-    """
-    return scores.nbytes + scores.numel() + scores.numel() // max(1, scores.shape[-1])
-
-
 HIDDEN: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "_scaled_dot_product_efficient_attention": _efficient_forward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    "_safe_softmax": _safe_softmax,
 }
 
 LAUNCHES: dict[str, int | Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward_launches,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward_launches,
     "_scaled_dot_product_cudnn_attention_backward": 3,
-    "_safe_softmax": 6,  # two scalars filled, softmax, eq, all, where
 }
 
 ON_HOST = {"_scaled_dot_product_efficient_attention": (2, 3)}

@@ -1,7 +1,7 @@
 """Operators that a CPU build decomposes, refuses or gives other shapes than CUDA does, registered as on CUDA.
 
-Kernels follow PyTorch 2.13: ``ATen/native/Dropout.cpp``, ``SoftMax.cpp``, ``layer_norm.cpp``, and for attention
-``perflab.predicted.cuda.attention``. They are registered for CPU tensors while a prediction runs.
+Kernels follow PyTorch 2.13: ``ATen/native/Dropout.cpp``, ``Onehot.cpp``, ``SoftMax.cpp``, ``layer_norm.cpp``, and for
+attention ``perflab.predicted.cuda.attention``. They are registered for CPU tensors while a prediction runs.
 
 ``histc`` counts integers on CUDA alone (``ATen/native/cuda/SummaryOps.cu``). The length of the result of ``bincount``
 depends on the largest value, which fake tensors do not know. With ``minlength`` the result is taken to have that
@@ -21,7 +21,7 @@ from torch import Tensor
 from perflab.internals.of_torch import FakeTensorMode
 from perflab.internals.of_torch.dispatch import aten, kernels_registered, without_dispatch_modes
 from perflab.internals.of_torch.patched import attributes_replaced, enter_without_gradients, shape_rules_replaced
-from perflab.internals.of_torch.tracing import shape_rule_replaced_in
+from perflab.internals.of_torch.tracing import decomposition_of, shape_rule_replaced_in
 from perflab.predicted.cuda.attention import Asked, attend
 
 _SOFTMAX = "predict softmax as CUDA runs it"
@@ -69,6 +69,8 @@ def _above_autograd(capability: tuple[int, int]) -> list[tuple[str, Callable[...
     return [
         ("scaled_dot_product_attention", attention),
         ("dropout", _dropout),
+        ("cumprod_backward", _cumprod_backward),
+        ("one_hot", _one_hot),
         ("softmax.int", _softmax(aten("_softmax.default", _SOFTMAX))),
         ("log_softmax.int", _softmax(aten("_log_softmax.default", _SOFTMAX))),
     ]
@@ -92,6 +94,32 @@ def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
     dropped: torch.Tensor = torch.ops.aten.native_dropout(input, p, train)[0]
     return dropped
+
+
+def _cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
+    """Return the gradient for inputs without zeros; PyTorch looks whether there are any (``FunctionsManual.cpp``)."""
+    if input.numel() <= 1 or input.shape[dim] == 1:
+        return grad
+    products, is_zero = output.conj() * grad, input == 0
+    is_zero.any()
+    return _reversed_sums(products, dim).div(input.conj())
+
+
+def _reversed_sums(tensor: Tensor, dim: int) -> Tensor:
+    flipped = tensor.flip(dim)
+    summed = flipped.cumsum(dim)
+    return summed.flip(dim)
+
+
+def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
+    if self.dtype != torch.int64:
+        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    if num_classes == -1:
+        num_classes = int(self.max().item()) + 1
+    if num_classes < 1:
+        raise RuntimeError("num_classes should be positive")
+    zeros = torch.zeros((*self.shape, num_classes), dtype=torch.int64, device=self.device)
+    return zeros.scatter_(-1, self.unsqueeze(-1), 1)
 
 
 def _softmax(operator: Any) -> Callable[..., torch.Tensor]:
@@ -119,6 +147,7 @@ def _shapes_as_on_cuda() -> Iterator[None]:
     norm, bincount = torch.ops.aten.native_layer_norm.default, torch.ops.aten.bincount.default
     table = shape_rule_replaced_in(norm, "give norms CUDA's dtypes")
     usual_norm: Any = table[norm]
+    usual_batch_norm: Any = decomposition_of(torch.ops.aten.native_batch_norm.default, "give norms CUDA's dtypes")
     usual_count: Any = shape_rule_replaced_in(bincount, "know how long counts are")[bincount]
 
     def layer_norm(mode: FakeTensorMode, func: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -139,10 +168,26 @@ def _shapes_as_on_cuda() -> Iterator[None]:
         dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
         return values.new_empty(minlength, dtype=dtype)
 
+    def batch_norm(mode: FakeTensorMode, func: Any, *arguments: Any, **keywords: Any) -> Any:
+        with mode:
+            out, mean, rstd = usual_batch_norm(*arguments, **keywords)
+        return (out, mean.float(), rstd.float()) if out.dtype in _HALVES else (out, mean, rstd)
+
+    def log_sigmoid(mode: FakeTensorMode, func: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(values), values.new_empty(0)  # the buffer is the CPU's
+
     # ``histc`` and ``grouped_mm`` have no rule in the table, and shape functions that refuse such input.
     grouped_mm = aten("_grouped_mm.default", "predict grouped products as CUDA runs them")
-    histc = torch.ops.aten.histc.default
-    with shape_rules_replaced(table, {norm: layer_norm, bincount: counted, histc: _histc, grouped_mm: _grouped_mm}):
+    ops = torch.ops.aten
+    rules = {
+        norm: layer_norm,
+        bincount: counted,
+        grouped_mm: _grouped_mm,
+        ops.histc.default: _histc,
+        ops.log_sigmoid_forward.default: log_sigmoid,
+        ops.native_batch_norm.default: batch_norm,
+    }
+    with shape_rules_replaced(table, rules):
         yield
 
 

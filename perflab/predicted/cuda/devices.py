@@ -40,6 +40,9 @@ _ON_HOST = "_perflab_on_host"
 _ITSELF = (torch.Tensor.cuda, torch.Tensor.pin_memory)
 """The methods that copy a tensor to other memory; here they return the tensor itself."""
 
+_STEPS = (torch.tensor, torch.zeros)
+"""The functions that make an optimizer's step counters."""
+
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 _device = torch.device
@@ -84,7 +87,8 @@ class _Redirected(TorchFunctionMode):
         if len(args) > 1 and (func is torch.Tensor.to or any(isinstance(one, _device) for one in args[1:])):
             args = (args[0], *(_cpu_for(one) for one in args[1:]))
         result = call(func, args, kwargs)
-        if func is torch.tensor and str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch.optim"):
+        elsewhere = isinstance(kwargs.get("device"), _device)  # else no device, or "cpu"
+        if func in _STEPS and not elsewhere and _name_of(sys._getframe(1)).startswith("torch.optim"):
             put_on_host(result)  # without ``capturable`` and ``fused``, an optimizer counts its steps on the host
         return result
 
@@ -106,10 +110,14 @@ def _backward() -> list[tuple[Any, str, Any]]:
 
 def _is_a_users(frame: FrameType) -> bool:
     """Whether the frame's code is neither PyTorch's nor this package's; the package's lab counts as a user."""
-    name: str = frame.f_globals.get("__name__", "")
+    name = _name_of(frame)
     if name.startswith("perflab."):
         return name.startswith("perflab.lab.")
     return name != "torch" and not name.startswith("torch.")
+
+
+def _name_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _what_a_tensor_says() -> list[tuple[Any, str, Any]]:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from perflab.internals.of_torch.dispatch import aten
-from perflab.predicted.cuda import attention_kernels, norms, sorting
+from perflab.predicted.cuda import attention_kernels, images, norms, sorting
 from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.operands import copied
-from perflab.predicted.cuda.reductions import Processor, staging
+from perflab.predicted.cuda.recipes import RECIPES, inside
+from perflab.predicted.cuda.reductions import REDUCTIONS, Processor, Reduction, staging
 from perflab.predicted.data_sheets import Gpu
 from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.trace import CHUNK, Lists, Part
@@ -38,6 +39,7 @@ def _convolution_backward_launches(*arguments: Any, **__: Any) -> int:
 
 
 _FLOAT32 = 4
+_MAX_OF_BAG = 2
 _INDEX = 8
 
 H100 = Processor(132, 90)
@@ -54,7 +56,17 @@ def check_operators() -> None:
     Raises:
         InternalsError: PyTorch does not have one of the operators.
     """
-    for name in sorted({*_HIDDEN, *_REDUCTIONS, *ON_HOST, *_LAUNCHES, *_LAUNCH_NOTHING, _GROUPED_MM}):
+    for name in sorted(
+        {
+            *_HIDDEN,
+            *(name.removesuffix(".dim") for name in REDUCTIONS),
+            *ON_HOST,
+            *_LAUNCHES,
+            *_LAUNCH_NOTHING,
+            *RECIPES,
+            _GROUPED_MM,
+        }
+    ):
         aten(name, "know what its kernel takes in passing")
 
 
@@ -67,6 +79,11 @@ def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: 
     tokens = indices.numel()
     if tokens <= 3072 and not (len(rest) > 1 and rest[1]):
         return 0
+    return _sorted_rows(grad, indices, num_weights)
+
+
+def _sorted_rows(grad: torch.Tensor, indices: torch.Tensor, num_weights: int) -> int:
+    tokens = indices.numel()
     segments = min(tokens, num_weights)
     parts = tokens // 10 + segments
     numbers = (3 * tokens + 2 * segments + parts) * indices.element_size()
@@ -98,46 +115,65 @@ def _converts(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> bool:
     return dtype != tensor.dtype and not (tensor.element_size() == 2 and dtype == torch.float32)
 
 
-def _reduction(
-    dims_at: int | None, gpu: Processor, tensor: torch.Tensor, *arguments: Any, **keywords: Any
-) -> tuple[int, ...]:
-    """Return the sizes in bytes of a reduction's two staging blocks, and of the operand in the result's dtype.
+def _reduction_of(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Reduction | None:
+    """Return what is known of a call that reduces its tensor; None for other calls, also of ``max(tensor, other)``."""
+    if any(isinstance(one, torch.Tensor) for one in arguments[1:]) or "other" in keywords:
+        return None
+    return REDUCTIONS.get(f"{name}.dim" if len(arguments) > 1 or "dim" in keywords else name) or REDUCTIONS.get(name)
 
-    ``dims_at`` is the position, after the tensor, of the argument that names the dimensions; None: there is no such
-    argument.
-    """
+
+def _reduction(
+    reduction: Reduction, gpu: Processor, tensor: torch.Tensor, *arguments: Any, **keywords: Any
+) -> tuple[int, ...]:
+    """Return the sizes in bytes of a reduction's two staging blocks, and of the operand in the result's dtype."""
     dtype = _summed_in(tensor, arguments, keywords)
-    dims = keywords.get("dim")
-    if dims is None and dims_at is not None and dims_at < len(arguments):
-        dims = arguments[dims_at]
+    at = reduction.dims_at
+    dims = keywords.get("dim", arguments[at] if at < len(arguments) else None)
     if on_host(tensor):
         return 0, 0, 0
-    converted = tensor.numel() * dtype.itemsize if _converts(tensor, *arguments, **keywords) else 0
-    return *staging(tensor, [dims] if isinstance(dims, int) else dims or None, dtype, gpu), converted
+    converted = reduction.is_sum and _converts(tensor, *arguments, **keywords)
+    each = reduction.accumulated(tensor.dtype, dtype)
+    over: Sequence[int] | None = [dims] if type(dims) is int else dims if isinstance(dims, list | tuple) else None
+    return *staging(tensor, over, each, gpu), tensor.numel() * dtype.itemsize * converted
 
 
 def _bias_sum(gpu: Processor, copied_bytes: int, grad: torch.Tensor, *rest: Any, **__: Any) -> int:
     """Bytes by which the staging of the bias's gradient, which is computed last, exceeds the copies."""
-    staged = sum(staging(grad, [0, *range(2, grad.dim())], grad.dtype, gpu)) if rest[-1][2] else 0
+    each = REDUCTIONS["sum"].accumulated(grad.dtype, grad.dtype)
+    staged = sum(staging(grad, [0, *range(2, grad.dim())], each, gpu)) if rest[-1][2] else 0
     return max(0, staged - copied_bytes)
-
-
-_REDUCTIONS: dict[str, int | None] = {"sum": 0, "mean": 0, "linalg_vector_norm": 1}
-"""The operators that use ``cuda/Reduce.cuh``, with the position of the argument for dimensions after the tensor."""
-
-_HIDDEN: dict[str, Callable[..., int]] = {
-    "embedding_dense_backward": _embedding_backward,
-    "_softmax_backward_data": _softmax_backward,
-    "_foreach_norm": _foreach_norm,
-    **attention_kernels.HIDDEN,
-    **norms.HIDDEN,
-    **sorting.HIDDEN,
-}
 
 
 def _embedding_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
     """Launches: zeros and one kernel; above 3072 tokens about 15, for a sort in passes, segments, and sums."""
     return 2 if indices.numel() <= 3072 else 15
+
+
+def _embedding_bag_backward(
+    grad: torch.Tensor, indices: torch.Tensor, offsets: Any, bags: Any, sizes: Any, largest: Any, *rest: Any, **__: Any
+) -> int:
+    """Bytes of sorted tokens and partial sums, as above 3072 tokens of an embedding (``cuda/EmbeddingBag.cu``)."""
+    num_weights, _, mode = rest[:3]
+    return 0 if mode == _MAX_OF_BAG or not indices.numel() else _sorted_rows(grad, indices, num_weights)
+
+
+def _embedding_bag_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *rest: Any, **__: Any) -> int:
+    """Launches: zeros and one kernel for the largest of a bag; else a sort, segments, and sums."""
+    num_weights, mode = int(rest[4]), rest[6]
+    if mode == _MAX_OF_BAG or not indices.numel():
+        return 1 + bool(mode == _MAX_OF_BAG)
+    digits = math.ceil(num_weights.bit_length() / 8)
+    return 12 if indices.numel() <= sorting.ONE_TILE else 13 + digits
+
+
+def _to_real(tensor: torch.Tensor) -> int:
+    """Bytes of the real results of complex numbers as complex ones (``UnaryOps.cpp``)."""
+    return int(tensor.nbytes) if tensor.is_complex() else 0
+
+
+def _pow(base: Any, *_: Any) -> int:
+    """Bytes of a number that is raised to the powers in a tensor."""
+    return 0 if isinstance(base, torch.Tensor) else _INDEX
 
 
 def _filled_launches(sizes: Sequence[int], *_: Any, **__: Any) -> int:
@@ -193,24 +229,35 @@ def _is_list(value: Any) -> bool:
 
 _LAUNCH_NOTHING = frozenset(("new_empty", "new_empty_strided", "lift_fresh", "_local_scalar_dense", "record_stream"))
 
-_POOLS_BACKWARD = (
-    "max_pool2d_with_indices_backward",
-    "avg_pool3d_backward",
-    "_adaptive_avg_pool2d_backward",
-    "adaptive_max_pool2d_backward",
-)
-_UPSAMPLED_BACKWARD = (
-    "upsample_linear1d_backward",
-    "upsample_bilinear2d_backward",
-    "_upsample_bilinear2d_aa_backward",
-    "upsample_bicubic2d_backward",
-    "upsample_trilinear3d_backward",
-)
+_HIDDEN: dict[str, Callable[..., int]] = {
+    "_embedding_bag_backward": _embedding_bag_backward,
+    "abs": _to_real,
+    "angle": _to_real,
+    "embedding_dense_backward": _embedding_backward,
+    "pow": _pow,
+    "_softmax_backward_data": _softmax_backward,
+    "_foreach_norm": _foreach_norm,
+    **images.HIDDEN,
+    **attention_kernels.HIDDEN,
+    **norms.HIDDEN,
+    **sorting.HIDDEN,
+}
+
+_MADE_AS_LARGE = ("binary_cross_entropy", "col2im", "soft_margin_loss")
+"""The operators whose result is first made in the size of their first argument, and keeps that memory."""
+_INTO_ZEROS = ("diag_embed", "diagonal_backward", "select_backward", "slice_backward", "unfold_backward")
+"""The operators that make zeros and copy into them."""
+_INTO_A_COPY = ("as_strided_scatter", "diagonal_scatter", "put", "select_scatter", "slice_scatter")
+"""The operators that copy their first argument and write into the copy."""
 
 _LAUNCHES: dict[str, int | Callable[..., int]] = {
+    "_embedding_bag_backward": _embedding_bag_backward_launches,
+    "abs": lambda tensor: 1 + tensor.is_complex(),
+    "angle": lambda tensor: 1 + tensor.is_complex(),
+    "block_diag": lambda tensors: 1 + len(tensors),
     "embedding_dense_backward": _embedding_backward_launches,
-    "slice_backward": 2,  # zeros, then a copy into them
-    "select_backward": 2,
+    "pow": lambda base, *_: 1 if isinstance(base, torch.Tensor) else 2,
+    **dict.fromkeys((*_INTO_ZEROS, *_INTO_A_COPY), 2),
     "zeros": _filled_launches,
     "ones": _filled_launches,
     "full": _filled_launches,
@@ -223,12 +270,11 @@ _LAUNCHES: dict[str, int | Callable[..., int]] = {
     "constant_pad_nd": _pad_launches,
     "masked_fill": 2,  # a copy, then filled in place (Indexing.cu)
     **norms.LAUNCHES,
-    "sum": _sum_launches,
-    "mean": _sum_launches,
+    **dict.fromkeys(("mean", "nansum", "norm", "prod", "sum"), _sum_launches),
     "addmm": _addmm_launches,
+    "addmv": _baddbmm_launches,
     "baddbmm": _baddbmm_launches,
-    # Zeros, then a kernel that adds to them.
-    **dict.fromkeys((*_POOLS_BACKWARD, *_UPSAMPLED_BACKWARD), 2),
+    **images.LAUNCHES,
     **attention_kernels.LAUNCHES,
     "convolution": _convolution_launches,
     "convolution_backward": _convolution_backward_launches,
@@ -258,13 +304,23 @@ class OnCuda(Hidden):
         0 bytes. The result is empty if no temporary block of the operator is known.
         """
         name = name.removeprefix("aten::")
-        if name in _REDUCTIONS:
-            return _reduction(_REDUCTIONS[name], self._gpu, *args, **kwargs)
+        within = inside(name, args, kwargs, self)
+        if within is not None:
+            return within.blocks
         copies = copied(name, args, kwargs)
+        reduction = _reduction_of(name, args, kwargs)
+        if reduction is not None:
+            return *copies, *_reduction(reduction, self._gpu, *args, **kwargs)
         if name == "convolution_backward":
             return *copies, _bias_sum(self._gpu, sum(copies), *args, **kwargs)
+        if name == "topk":
+            return *copies, sorting.topk(self._gpu.sms, *args, **kwargs)
         rule = _HIDDEN.get(name)
         return copies if rule is None else (*copies, rule(*args, **kwargs))
+
+    def least_bytes(self, name: str, args: Sequence[Any]) -> int:
+        """Return the bytes of the first operand for an operator whose result was made in its size, and resized."""
+        return int(args[0].nbytes) if name.removeprefix("aten::") in _MADE_AS_LARGE else 0
 
     def on_host(self, name: str) -> tuple[int, ...]:
         """Return the positions of the operator's results that are in the host's memory."""
@@ -283,6 +339,9 @@ class OnCuda(Hidden):
             return lists.launches if lists is not None else 0
         if name == _GROUPED_MM:
             return sorting.grouped_mm_launches(self._gpu.architecture, *args, **kwargs)
+        within = inside(name, args, kwargs, self)
+        if within is not None:
+            return within.launches
         rule = _LAUNCHES.get(name, 1)
         launches = rule if isinstance(rule, int) else rule(*args, **kwargs)
         return launches + sum(size > 0 for size in copied(name, args, kwargs))

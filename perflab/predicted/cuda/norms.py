@@ -6,10 +6,10 @@ unrounded, at the peak within the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, bfloat16, float16, float32
 
 _FLOAT32 = 4
 _NO_REDUCTION, _MEAN = 0, 1
@@ -49,19 +49,23 @@ def _accumulated(tensor: Tensor) -> int:
     return max(_FLOAT32, tensor.element_size())
 
 
+def _batch_norm_launches(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> int:
+    """Launches: cuDNN's kernel, or three of PyTorch's (``_select_batch_norm_backend`` in ``Normalization.cpp``)."""
+    by_cudnn = (
+        tensor.dim() >= 3
+        and weight is not None
+        and bias is not None
+        and (rest[0] is not None or rest[2])
+        and tensor.dtype != bfloat16
+        and (tensor.dtype != float16 or weight.dtype == float32)
+    )
+    return 1 if by_cudnn else 3
+
+
 def _norm_backward_launches(*arguments: Any) -> int:
     """Launches: the input's gradient; weight's and bias's together (``cuda/layer_norm_kernel.cu``)."""
     of_input, *of_weights = arguments[-1]
     return bool(of_input) + any(of_weights)
-
-
-def _elementwise_loss(tensor: Tensor, target: Tensor, reduction: int = _MEAN, *_: Any, **__: Any) -> int:
-    """Bytes of the loss of each element, if their sum or mean is returned (``Loss.cpp``)."""
-    return 0 if reduction == _NO_REDUCTION else tensor.nbytes
-
-
-def _elementwise_loss_launches(tensor: Tensor, target: Tensor, reduction: int = _MEAN, *_: Any, **__: Any) -> int:
-    return 1 + (reduction != _NO_REDUCTION)
 
 
 def _bce(
@@ -86,13 +90,6 @@ def _bce_launches(
     return 5 + (weight is not None) + 4 * (pos_weight is not None) + (reduction != _NO_REDUCTION)
 
 
-def _probability_loss_launches(
-    tensor: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
-) -> int:
-    """Launches: the losses, their product with the weight, their sum and its copy."""
-    return 1 + (weight is not None) + 2 * (reduction != _NO_REDUCTION)
-
-
 def _probability_loss_backward_launches(
     grad: Tensor, tensor: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
 ) -> int:
@@ -105,37 +102,21 @@ def _nll_2d_launches(tensor: Tensor, target: Tensor, weight: Tensor | None, redu
     return 2 if reduction == _NO_REDUCTION else 3 + (reduction == _MEAN)
 
 
-def _logsumexp(tensor: Tensor, dim: Sequence[int], *_: Any) -> int:
-    """Bytes of the exponentials and of the largest values (``ReduceOps.cpp``)."""
-    rows = tensor.numel()
-    for one in dim:
-        rows //= max(1, tensor.shape[one])
-    return tensor.nbytes + rows * tensor.element_size()
-
-
 HIDDEN: dict[str, Callable[..., int]] = {
     "binary_cross_entropy_with_logits": _bce,
-    "huber_loss": _elementwise_loss,
-    "logsumexp": _logsumexp,
-    "mse_loss": _elementwise_loss,
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
-    "smooth_l1_loss": _elementwise_loss,
 }
 
 LAUNCHES: dict[str, int | Callable[..., int]] = {
     "_fused_rms_norm_backward": _norm_backward_launches,
-    "binary_cross_entropy": _probability_loss_launches,
     "binary_cross_entropy_backward": _probability_loss_backward_launches,
     "binary_cross_entropy_with_logits": _bce_launches,
-    "huber_loss": _elementwise_loss_launches,
-    "logsumexp": 9,
-    "mse_loss": _elementwise_loss_launches,
+    "native_batch_norm": _batch_norm_launches,
     "native_group_norm": _group_norm_launches,
     "native_group_norm_backward": _group_norm_backward_launches,
     "native_layer_norm_backward": _norm_backward_launches,
     "nll_loss2d_forward": _nll_2d_launches,
-    "smooth_l1_loss": _elementwise_loss_launches,
     # Zeros, then a kernel that writes into them (cuda/NLLLoss2d.cu, Loss.cu).
     **dict.fromkeys(
         (

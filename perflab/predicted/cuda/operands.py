@@ -6,12 +6,26 @@ The rules follow PyTorch's sources; file names are relative to ``aten/src/ATen/n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_NEAREST = ("upsample_nearest", "_upsample_nearest_exact")
 _MADE_CONTIGUOUS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        (
+            *("_adaptive_avg_pool2d_backward", "adaptive_max_pool2d", "upsample_bicubic2d_backward"),
+            *(f"_upsample_{kind}2d_aa{way}" for kind in ("bilinear", "bicubic") for way in ("", "_backward")),
+            *("reflection_pad1d", "reflection_pad1d_backward", "reflection_pad2d", "reflection_pad2d_backward"),
+            *("reflection_pad3d", *(f"{kind}3d{way}" for kind in _NEAREST for way in ("", "_backward"))),
+            *(f"{kind}_pool3d{way}" for kind in ("_adaptive_avg", "adaptive_max") for way in ("", "_backward")),
+            *("adaptive_max_pool2d_backward", "avg_pool3d", "avg_pool3d_backward", "upsample_linear1d_backward"),
+            *("col2im", "cummax", "cummin", "cumprod", "cumsum", "im2col", "kthvalue", "logcumsumexp", "mode", "topk"),
+        ),
+        (0,),
+    ),
     "_fused_rms_norm": (0,),
     "_fused_rms_norm_backward": (0, 1),
     "_log_softmax": (0,),
@@ -23,9 +37,23 @@ _MADE_CONTIGUOUS: dict[str, tuple[int, ...]] = {
     "native_group_norm_backward": (0, 1),
     "native_layer_norm": (0,),
     "native_layer_norm_backward": (0, 1),
+    "_embedding_bag_backward": (0,),
+    "bucketize": (0,),
+    "max_pool3d_with_indices_backward": (0,),
     "nll_loss2d_backward": (2,),
+    "searchsorted": (0, 1),
 }
 """The positions of arguments that an operator makes contiguous: ``expect_contiguous`` and ``contiguous``."""
+
+_IN_ITS_FORMAT = (
+    *("_adaptive_avg_pool2d", "avg_pool2d", "max_pool2d_with_indices", "max_pool3d_with_indices"),
+    *("upsample_bilinear2d_backward", "upsample_trilinear3d_backward"),
+    *(f"{kind}{dims}d{way}" for kind in _NEAREST for dims in (1, 2) for way in ("", "_backward")),
+)
+"""The operators that make their first argument contiguous, or channels-last if its strides say so."""
+
+_FLATTENED = ("aminmax", "argmax", "argmin", "max", "min")
+"""The operators that make their argument contiguous if they reduce all of it."""
 
 _MULTIPLIED: dict[str, tuple[int, ...]] = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 """The positions of the factors of products by cuBLAS."""
@@ -50,13 +78,24 @@ def copied(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> 
             step == 0 and size > 1 for step, size in zip(grad.stride(), grad.shape, strict=True)
         )
         return 0 if is_dense else grad.nbytes, 0 if output.is_contiguous() else output.nbytes
-    if name == "max_pool2d_with_indices_backward":
+    if name in _IN_ITS_FORMAT:
+        return _laid_out_anew(arguments[:1], by=arguments[:1])
+    if name in _FLATTENED and len(arguments) < 2 and keywords.get("dim") is None:
+        is_flat = _is_a_run(arguments[0]) if name.startswith("arg") else arguments[0].is_contiguous()
+        return (0 if is_flat else arguments[0].nbytes,)
+    if name in ("avg_pool2d_backward", "max_pool2d_with_indices_backward"):
         return _laid_out_anew(arguments[:1], by=arguments[1:2])
     return tuple(0 if _is_contiguous(arguments[at]) else arguments[at].nbytes for at in _MADE_CONTIGUOUS.get(name, ()))
 
 
-def _is_contiguous(tensor: Tensor | None) -> bool:
-    return tensor is None or tensor.is_contiguous()
+def _is_contiguous(value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.is_contiguous()
+
+
+def _is_a_run(tensor: Tensor) -> bool:
+    """Whether a tensor can be viewed with one dimension."""
+    dims = [one for one in zip(tensor.shape, tensor.stride(), strict=True) if one[0] > 1]
+    return all(step == size * next_step for (_, step), (size, next_step) in pairwise(dims))
 
 
 def _is_for_cublas(factor: Tensor) -> bool:

@@ -9,7 +9,7 @@ division depends on the GPU's multiprocessors, and not on a kernel's registers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -48,28 +48,59 @@ class _Dim(NamedTuple):
     result_stride: int
 
 
-def staging(
-    tensor: torch.Tensor, dims: Sequence[int] | None, result_dtype: torch.dtype, gpu: Processor
-) -> tuple[int, int]:
+class Reduction(NamedTuple):
+    """An operator that uses ``cuda/Reduce.cuh``."""
+
+    dims_at: int
+    """The position of the argument for dimensions, after the tensor."""
+    accumulated: Callable[[torch.dtype, torch.dtype], int]
+    """Returns the bytes of an accumulator (``arg_t``) for the dtypes of the tensor and the result."""
+    is_sum: bool = False
+    """Whether the operand is converted to the result's dtype first."""
+
+
+def _as_sum(dtype: torch.dtype, result: torch.dtype) -> int:
+    """Return the bytes of ``acc_type``: half precision accumulates in float32, integers in the result's dtype."""
+    return max(4, result.itemsize) if dtype.is_floating_point else result.itemsize
+
+
+def _with_index(dtype: torch.dtype, _: torch.dtype) -> int:
+    return 16  # a value of up to 8 bytes, aligned with the index of 8
+
+
+def _welford(dtype: torch.dtype, _: torch.dtype) -> int:
+    """Return the bytes of a mean, a sum of squares and two counts: ``WelfordData``."""
+    return 32 if dtype is torch.float64 else 16
+
+
+_SUM, _INDEXED, _VARIANCE = Reduction(0, _as_sum, is_sum=True), Reduction(0, _with_index), Reduction(0, _welford)
+_LARGEST = Reduction(0, lambda dtype, _: dtype.itemsize)
+REDUCTIONS: dict[str, Reduction] = {
+    **dict.fromkeys(("mean", "nansum", "prod", "sum"), _SUM),
+    **dict.fromkeys(("linalg_vector_norm", "norm"), _SUM._replace(dims_at=1)),
+    **dict.fromkeys(("all", "any"), Reduction(0, lambda *_: 1)),
+    **dict.fromkeys(("amax", "amin", "max", "min"), _LARGEST),
+    "aminmax": Reduction(0, lambda dtype, _: 2 * dtype.itemsize),
+    **dict.fromkeys(("argmax", "argmin", "max.dim", "min.dim"), _INDEXED),
+    **dict.fromkeys(("std", "std_mean", "var", "var_mean"), _VARIANCE),
+}
+"""The operators, by name; two that return an index too if they are given a dimension have a second name for it."""
+
+
+def staging(tensor: torch.Tensor, dims: Sequence[int] | None, accumulated: int, gpu: Processor) -> tuple[int, int]:
     """Return the bytes of a reduction's two temporary blocks: partial results, and a counter per group of blocks.
 
     Args:
         tensor: the tensor to reduce.
         dims: the dimensions to reduce; None or an empty sequence: all.
-        result_dtype: the result's dtype; partial results have the dtype of the accumulation.
+        accumulated: the bytes of an accumulator, in which partial results are kept.
         gpu: the GPU that reduces.
     """
     if tensor.numel() == 0 or tensor.dtype.is_complex:
         return 0, 0
-    accumulated = _accumulated_bytes(tensor.dtype, result_dtype)
     over = {dim % max(1, tensor.dim()) for dim in dims} if dims else set(range(tensor.dim()))
     found = _dims(tensor, over)
     return _staging(found, tensor.element_size(), accumulated, int(tensor.storage_offset()), gpu)
-
-
-def _accumulated_bytes(dtype: torch.dtype, result: torch.dtype) -> int:
-    """Bytes of an accumulator (``acc_type``): half precision accumulates in float32, integers in the result's dtype."""
-    return max(4, result.itemsize) if dtype.is_floating_point else result.itemsize
 
 
 def _dims(tensor: torch.Tensor, over: set[int]) -> list[_Dim]:

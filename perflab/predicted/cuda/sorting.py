@@ -26,6 +26,7 @@ _DIGIT_BITS = 8
 _TOP_K_IN_MANY_BLOCKS = ((4001, 400), (800, 800), (200, 3000), (81, 5000), (41, 8000), (21, 10_000), (1, 20_000))
 """Pairs of a least number of rows, and the row length from which ``topk`` uses many blocks for a row
 (``cuda/TensorTopK.cu``, ``should_use_multiblock``)."""
+_TOP_K_THREADS = 256
 _CHECKS = 5
 """The launches that check the bounds of one index tensor: its least and largest value in one kernel, two comparisons,
 two assertions."""
@@ -62,16 +63,30 @@ def _sort_launches(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
     return 5 if size <= SORTED_IN_PLACE else 4 + tensor.element_size() + 4 * (1 < rows < FEW_ROWS)
 
 
-def _topk_launches(tensor: Tensor, k: int, *arguments: Any, **keywords: Any) -> int:
-    """Launches: one, or three per digit and seven more for few long rows; one more to sort the results.
+def _in_many_blocks(rows: int, size: int) -> bool:
+    return next((size >= length for least, length in _TOP_K_IN_MANY_BLOCKS if rows >= least), False)
 
-    A strided input takes a copy more.
+
+def topk(sms: int, tensor: Tensor, k: int, *arguments: Any, **keywords: Any) -> int:
+    """Return the bytes of the counts of digits, by which many blocks find the values of few long rows.
+
+    ``mbtopk::launch`` in ``cuda/TensorTopK.cu``.
     """
     rows, size = _rows(tensor, arguments, keywords)
+    if not _in_many_blocks(rows, size):
+        return 0
+    each = min(max(math.ceil(rows * size / (sms * 6 * _TOP_K_THREADS)), 4), 64) * _TOP_K_THREADS
+    blocks = rows * math.ceil(size / each)
+    digits = 2**_DIGIT_BITS
+    return int(blocks * (2 * digits + 8) + rows * (4 * digits + 8 + 3 * tensor.element_size()))
+
+
+def _topk_launches(tensor: Tensor, k: int, *arguments: Any, **keywords: Any) -> int:
+    """Launches: one, or three per digit and seven more for few long rows; one more to sort the results."""
     flags = [one for one in arguments if type(one) is bool]
     is_sorted = keywords.get("sorted", flags[1] if len(flags) > 1 else True)
-    in_many = next((size >= length for least, length in _TOP_K_IN_MANY_BLOCKS if rows >= least), False)
-    return (3 * tensor.element_size() + 7 if in_many else 1) + (is_sorted and k > 1) + (not tensor.is_contiguous())
+    in_many = _in_many_blocks(*_rows(tensor, arguments, keywords))
+    return (3 * tensor.element_size() + 7 if in_many else 1) + (is_sorted and k > 1)
 
 
 def _cumsum_converts(tensor: Tensor, keywords: Mapping[str, Any]) -> bool:

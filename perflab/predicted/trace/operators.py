@@ -7,10 +7,10 @@ FLOPs. Bytes are those of each operand and result once: an expanded tensor count
 from, and a table that rows are taken from as the rows.
 
 Autograd makes a new tensor under a dispatch mode in some calls, and works in place without the mode. Without a mode, it
-adds gradients that meet to the first one, in its memory (``torch/csrc/autograd/input_buffer.cpp``), and writes the
-gradients of picked rows into zeros (``FunctionsManual.cpp``). Autograd does neither in place if a tensor may be of a
-subclass, as any tensor may under a mode. So a trace treats such a call as the in-place one: the result takes over the
-first operand's memory if that memory is freed at once.
+adds gradients that meet to the first one, in its memory (``torch/csrc/autograd/input_buffer.cpp``), writes the
+gradients of picked rows into zeros, and masks what it has made itself (``FunctionsManual.cpp``). Autograd does none of
+them in place if a tensor may be of a subclass, as any tensor may under a mode. So a trace treats such a call as the
+in-place one: the result takes over the first operand's memory if that memory is freed at once.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ FUNCTIONAL = "_c10d_functional::"
 """The beginning of the names of those that return new tensors."""
 _TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
 _NO_LAUNCH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+_ZERO = "_efficientzerotensor"
+"""The operator that makes a tensor of zeros without memory."""
 _FILLS = ("zero_", "fill_", "copy_", "_foreach_zero_", "_foreach_copy_", "normal_", "uniform_", "random_", "bernoulli_")
 _MULTIPLIES = ("addbmm", "addmv", "mv", "dot", "_cdist_forward", "_euclidean_dist", "cholesky", "_thnn_fused_lstm_cell")
 _CPU_FLASH = {
@@ -46,8 +48,12 @@ _CPU_FLASH = {
 }
 """The FLOP formulas of the attention operators in PyTorch's CPU build, for which PyTorch's counter has none."""
 _ADDED_UP = "aten::add"
+_OWN_WORK = {"aten::logical_and": "aten::logical_and_", "aten::masked_fill": "aten::masked_fill_"}
+"""The operators by which a node changes in place what it has made itself."""
 _WRITTEN_INTO_ZEROS = {
+    "aten::index_fill": "aten::index_fill_",
     "aten::index_put": "aten::_index_put_impl_",
+    "aten::put": "aten::put_",
     "aten::scatter": "aten::scatter_",
     "aten::scatter_add": "aten::scatter_add_",
     "aten::index_add": "aten::index_add_",
@@ -77,6 +83,10 @@ class Hidden:
         The number of blocks is the same at each size of the arguments, with 0 bytes for a block that is not needed.
         """
         return ()
+
+    def least_bytes(self, name: str, args: tuple[Any, ...]) -> int:
+        """Return the least bytes of the block of a call's result, which may be larger than the result."""
+        return 0
 
     def on_host(self, name: str) -> tuple[int, ...]:
         """Return the positions of results that are not in the device's memory."""
@@ -129,8 +139,9 @@ def kind_of(func: OpOverload) -> Kind:
     formula: Any = flop_registry.get(packet) or _CPU_FLASH.get(base)
     return Kind(
         name=schema.name,
-        is_view=bool(returned) and all(alias is not None and not alias.is_write for alias in returned),
-        launches=base not in _NO_LAUNCH,
+        is_view=base == _ZERO
+        or (bool(returned) and all(alias is not None and not alias.is_write for alias in returned)),
+        launches=base not in _NO_LAUNCH and torch.Tag.inplace_view not in func.tags,
         # A collective writes to its first argument, though its schema does not say so.
         writes=(0,) if schema.name.startswith(COLLECTIVE) else tuple(position for position, _ in written),
         writes_by_name=tuple(argument.name for _, argument in written),
@@ -242,10 +253,10 @@ def in_place(operator: str, made_in: int | None) -> str | None:
     Args:
         operator: the operator's name.
         made_in: the number of the backward node that made the first operand, None if no node did. Autograd adds up
-            gradients between nodes, so a node other than the running one made the operand; a sum of operands that the
-            running node made is the node's own work.
+            gradients between nodes, so a node other than the running one made the operand, or one that gives two
+            gradients to one place; any other sum of operands that the running node made is the node's own work.
     """
-    if operator != _ADDED_UP and operator not in _WRITTEN_INTO_ZEROS:
+    if operator not in (_ADDED_UP, *_OWN_WORK, *_WRITTEN_INTO_ZEROS):
         return None
     if torch.is_grad_enabled() or not is_in_backward():
         return None
@@ -253,5 +264,14 @@ def in_place(operator: str, made_in: int | None) -> str | None:
     if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
         return None
     if operator == _ADDED_UP:
-        return "aten::add_" if made_in is not None and made_in != sequence_number(node) else None
+        is_sum = made_in is not None and (made_in != sequence_number(node) or _gives_twice(node))
+        return "aten::add_" if is_sum else None
+    if operator in _OWN_WORK:
+        return _OWN_WORK[operator] if made_in == sequence_number(node) else None
     return _WRITTEN_INTO_ZEROS[operator]
+
+
+def _gives_twice(node: Any) -> bool:
+    """Whether a backward node gives two gradients to the same input of the same node, as of ``x * x``."""
+    given = [one for one in node.next_functions if one[0] is not None]
+    return len(set(given)) < len(given)

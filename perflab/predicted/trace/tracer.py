@@ -242,7 +242,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             saving = torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor)
             modules = hooked(self._enter_module, self._leave_module)
-            with modules, attributes_replaced([(torch.UntypedStorage, "resize_", resize)]), saving, self:
+            replaced = [
+                (torch.UntypedStorage, "resize_", resize),
+                (torch.autograd.graph, "disable_saved_tensors_hooks", _paused(saving)),
+            ]
+            with modules, attributes_replaced(replaced), saving, self:
                 yield
         finally:
             for hook in hooks:
@@ -370,6 +374,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._layer = self._layers[block] = owners.get(block, layer)
             if elsewhere and self._layer is not None:
                 self._owned.add(block)
+            size_bytes = max(size_bytes, self._hidden.least_bytes(kind.name, args))
             self._events.append(Alloc(block, size_bytes, place, kind.name, self._layer))
         inside: list[int] = []
         for size_bytes in self._hidden.blocks_of(kind.name, args, kwargs) if kind.launches else ():
@@ -453,6 +458,22 @@ def _in_order(events: list[Event], at_once: set[int]) -> Iterator[Event]:
     for together, group in groupby(enumerate(events), key=lambda one: one[0] in at_once):
         found = [event for _, event in group]
         yield from sorted(found, key=lambda event: event.block if isinstance(event, Free) else 0) if together else found
+
+
+def _paused(saving: torch.autograd.graph.saved_tensors_hooks) -> Callable[[str], Any]:
+    """Return a ``disable_saved_tensors_hooks``, which ``torch.func`` calls, that takes off the tracer's hooks first."""
+    disable: Any = torch.autograd.graph.disable_saved_tensors_hooks
+
+    @contextlib.contextmanager
+    def paused(error_message: str) -> Iterator[None]:
+        saving.__exit__()
+        try:
+            with disable(error_message):
+                yield
+        finally:
+            saving.__enter__()
+
+    return paused
 
 
 _is_composite = cache(is_composite)

@@ -1,0 +1,303 @@
+"""Operators whose CUDA implementation calls other operators: the calls, from which launches and memory follow.
+
+A recipe makes the calls of an implementation in PyTorch's sources, in the same order and with the same lifetimes, on
+tensors without data; file names are relative to ``aten/src/ATen/native``. What a recipe comes to is the sum of its
+calls, whose own rules are in the other modules.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from perflab.internals.of_torch import TorchDispatchMode
+from perflab.internals.of_torch.dispatch import aten, dispatch_modes_off, without_torch_function
+from perflab.internals.of_torch.tracing import storage_key
+from perflab.predicted.trace.operators import is_operator, kind_of, tensors_in
+
+if TYPE_CHECKING:
+    from perflab.predicted.trace.operators import Hidden
+
+_CALLS = "know what an operator calls in turn"
+_NO_REDUCTION, _MEAN = 0, 1
+_FEW_ROWS = 25
+"""The most rows of which ``cdist`` computes Euclidean distances one by one."""
+ONE_TILE = 2304
+
+
+class Inside(NamedTuple):
+    """The work within one call."""
+
+    launches: int
+    blocks: tuple[int, ...]
+    """The bytes of the blocks that are alive at the worst moment, beside the result."""
+
+
+def inside(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], hidden: Hidden) -> Inside | None:
+    """Return the work within a call of the operator ``name`` without its namespace; None if it has no recipe."""
+    recipe = RECIPES.get(name)
+    if recipe is None:
+        return None
+    calls = _Calls(hidden)
+    with dispatch_modes_off(), without_torch_function(), torch.no_grad():
+        given = _on_meta([*arguments, *keywords.values()])
+        named = dict(zip(keywords, given[len(arguments) :], strict=True))
+        with calls:
+            result = recipe(*given[: len(arguments)], **named)
+        return calls.beside(result)
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return [_on_meta(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The operators that a recipe calls, and the most bytes that their results and temporary blocks take at once."""
+
+    def __init__(self, hidden: Hidden) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._hidden = hidden
+        self._launches = 0
+        self._alive: dict[int, int] = {}
+        self._moments: list[tuple[dict[int, int], tuple[int, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        known = {storage_key(one.untyped_storage()) for one in tensors_in((args, kwargs))}
+        result = func(*args, **kwargs)
+        kind = kind_of(func) if is_operator(func) else None
+        if kind is None or kind.is_view:
+            return result
+        made = {storage_key(one.untyped_storage()): one.untyped_storage() for one in tensors_in(result)}
+        for key in made.keys() - known:
+            self._alive[key] = made[key].nbytes()
+            weakref.finalize(made[key], self._alive.pop, key, None)
+        blocks: tuple[int, ...] = ()
+        if kind.launches and (not made or made.keys() - known or kind.writes or kind.writes_by_name):
+            self._launches += self._hidden.launches_of(kind.name, args, kwargs)
+            blocks = self._hidden.blocks_of(kind.name, args, kwargs)
+        self._moments.append((dict(self._alive), blocks))
+        return result
+
+    def beside(self, result: Any) -> Inside:
+        """Return the work beside the result, which is taken to be there from the beginning."""
+        own = {storage_key(one.untyped_storage()): one.untyped_storage().nbytes() for one in tensors_in(result)}
+        worst: list[int] = []
+        for alive, blocks in self._moments:
+            found = sorted([*(size for key, size in alive.items() if key not in own), *blocks], reverse=True)
+            missing = sum(size for key, size in own.items() if key not in alive)
+            while found and missing:  # what the result will take later is free by then
+                largest = found.pop(0)
+                missing, largest = max(0, missing - largest), max(0, largest - missing)
+                found += [largest] if largest else []
+            if sum(found) > sum(worst):
+                worst = found
+        return Inside(self._launches, tuple(worst))
+
+
+def _reduced(losses: Tensor, reduction: int) -> Tensor:
+    return losses if reduction == _NO_REDUCTION else losses.mean() if reduction == _MEAN else losses.sum()
+
+
+def _addbmm(self: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, **_: Any) -> Tensor:
+    """``addbmm_impl_`` in ``LinearAlgebra.cpp``: one product after the other."""
+    result = self.expand(left.shape[1], right.shape[2]).clone()
+    for one, other in zip(left, right, strict=True):
+        result.addmm_(one, other)
+    return result
+
+
+def _multinomial(self: Tensor, num_samples: int, replacement: bool = False, **_: Any) -> Tensor:
+    """``multinomial_out`` in ``Distributions.cpp``; several with replacement: ``cuda/MultinomialKernel.cu``."""
+    result = self.new_empty((*self.shape[:-1], num_samples), dtype=torch.int64)
+    if replacement and num_samples > 1:
+        rows = (self.unsqueeze(0) if self.dim() == 1 else self).clone()
+        normed = rows.clone().relu_()
+        sums = torch.cumsum(normed, 1, out=torch.empty_like(normed))
+        return result.random_() if sums is not None else result
+    least, most = self.aminmax()
+    is_valid = (most < math.inf).bitwise_and(least >= 0)
+    check = aten("_assert_async.default", _CALLS)
+    check(is_valid)
+    is_zero = self.sum() == 0 if self.dim() == 1 else (self.sum(1) == 0).any()
+    check(~is_zero)
+    q = torch.empty_like(self).exponential_()
+    torch.div(self, q, out=q)
+    if num_samples == 1:
+        return torch.argmax(q, -1, keepdim=True, out=result)
+    return torch.topk(q, num_samples, out=(self.new_empty(result.shape), result))[1]
+
+
+def _roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """``roll_cuda`` in ``cuda/TensorTransformations.cu``: one dimension after the other."""
+    kept = [self]
+    for _ in range(max(1, len(dims))):
+        kept.append(kept[-1].contiguous().clone())
+    return kept[-1]
+
+
+def _cdist(left: Tensor, right: Tensor, p: float, mode: int | None = None) -> Tensor:
+    """``cdist_impl`` in ``Distance.cpp``: Euclidean distances of more than 25 rows come from one product."""
+    if p == 2 and (mode == 1 or (mode in (None, 0) and max(left.shape[-2], right.shape[-2]) > _FEW_ROWS)):
+        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])  # type: ignore[no-untyped-call]
+        left, right = (one.expand(*batch, *one.shape[-2:]) for one in (left, right))
+        return aten("_euclidean_dist", _CALLS)(left, right)  # type: ignore[no-any-return]
+    return left.new_empty((*left.shape[:-1], right.shape[-2])).fill_(0)
+
+
+def _cdist_backward(grad: Tensor, left: Tensor, right: Tensor, p: float, distances: Tensor) -> Tensor:
+    """``_cdist_backward`` in ``cuda/DistanceKernel.cu``: every difference, then the sum over the second operand."""
+    left, right = left.contiguous(), right.contiguous()
+    differences = left.new_empty((right.shape[-2], *left.shape)).fill_(0)
+    return differences.sum(0)
+
+
+def _euclidean(left: Tensor, right: Tensor) -> Tensor:
+    """``_euclidean_dist`` in ``Distance.cpp``."""
+    squares = left.pow(2).sum(-1, keepdim=True)
+    ones = torch.ones_like(squares)
+    others = right.pow(2).sum(-1, keepdim=True)
+    other_ones = torch.ones_like(others)
+    first = torch.cat([left.mul(-2), squares, ones], -1)
+    second = torch.cat([right, other_ones, others], -1)
+    del squares, ones, others, other_ones
+    return first.matmul(second.mT).clamp_min_(0).sqrt_()
+
+
+def _for_cufft(self: Tensor, dims: Sequence[int]) -> Tensor:
+    """Return the transformed dimensions behind all others: ``_exec_fft`` in ``cuda/SpectralOps.cpp``."""
+    strides = self.stride()
+    rest = [one for one in range(self.dim()) if one not in {dim % self.dim() for dim in dims}]
+    rest.sort(key=lambda one: -strides[one])
+    return self.permute(*rest, *dims).reshape(-1, *(self.shape[dim] for dim in dims))
+
+
+def _scaled(result: Tensor, normalization: int) -> Tensor:
+    return result.mul_(1) if normalization else result
+
+
+def _complex_to_complex(self: Tensor, dims: Sequence[int], normalization: int, *_: Any) -> Tensor:
+    given = _for_cufft(self, dims)
+    return _scaled(given.new_empty(self.shape).fill_(0), normalization)
+
+
+def _complex_to_real(self: Tensor, dims: Sequence[int], normalization: int, last: int) -> Tensor:
+    overwritten = self.clone(memory_format=torch.contiguous_format)
+    shape = list(self.shape)
+    shape[dims[-1]] = last
+    result = overwritten.new_empty(shape, dtype=self.real.dtype)
+    return _scaled(result.fill_(0), normalization)
+
+
+def _real_to_complex(self: Tensor, dims: Sequence[int], normalization: int, is_half: bool) -> Tensor:
+    given = _for_cufft(self, dims)
+    shape = list(self.shape)
+    if is_half:
+        shape[dims[-1]] = shape[dims[-1]] // 2 + 1
+    result = _scaled(given.new_empty(shape, dtype=self.dtype.to_complex()).fill_(0), normalization)
+    return result if is_half else result.fill_(0)  # the other half, by symmetry
+
+
+def _randperm(n: int, *_: Any, **__: Any) -> Tensor:
+    """``randperm_out_cuda`` in ``cuda/Randperm.cu``: keys so wide that they hardly repeat, and a sort by them."""
+    result = torch.empty(n, dtype=torch.int64, device="meta")
+    if not n:
+        return result
+    bits = min(64, math.ceil(math.log2(n - (6 * n * n + 1) / (math.log(0.9) * 12))))
+    numbers = torch.arange(n, device="meta")
+    keys = torch.empty(n, dtype=torch.int32 if bits <= 32 else torch.int64, device="meta").random_()
+    ordered = torch.empty_like(keys)
+    if n > ONE_TILE:  # CUB's other lists; a histogram, its sums, one pass per digit
+        more = torch.empty_like(keys), torch.empty_like(numbers)
+        for _pass in range(1 + math.ceil(bits / 8)):
+            more[0].fill_(0)
+    ordered.fill_(0)
+    result.fill_(0)
+    return result.fill_(0)
+
+
+def _safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """``transformers/attention.cpp``: rows of minus infinity become 0, in place."""
+    out = torch.softmax(self, dim, dtype)
+    hidden = self == -math.inf
+    rows = hidden.all(dim, keepdim=True)
+    return torch.where(rows, out.new_zeros(()), out, out=out)
+
+
+def _cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN) -> Tensor:
+    """``binary_cross_entropy_out_cuda`` in ``cuda/Loss.cu``; the result keeps the memory of the losses."""
+    losses = self - target
+    if weight is not None:
+        losses.mul_(weight)
+    if reduction != _NO_REDUCTION:
+        losses.copy_(_reduced(losses, reduction))
+    return losses
+
+
+def _elementwise_loss(self: Tensor, target: Tensor, reduction: int = _MEAN, *_: Any) -> Tensor:
+    """``Loss.cpp``: the losses by one kernel."""
+    return _reduced((self - target), reduction)
+
+
+def _logsumexp(self: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    """``logsumexp_out_impl`` in ``ReduceOps.cpp``."""
+    largest = torch.amax(self, dim, keepdim=True)
+    largest.masked_fill_(largest.abs() == math.inf, 0)
+    result: Tensor = (self - largest).exp_().sum(dim, keepdim=True).log_().add_(largest)
+    return result
+
+
+def _is_finite(self: Tensor) -> Tensor:
+    """``TensorCompare.cpp``; in C++ all parts of an expression live until its end."""
+    parts = self == self, self.abs()
+    return parts[0] * (parts[1] != math.inf)
+
+
+def _soft_margin(self: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    """``soft_margin_loss_out`` in ``Loss.cpp``; the result keeps the memory of the losses."""
+    losses = self.neg().mul_(target).exp_().log1p_()
+    return losses if reduction == _NO_REDUCTION else losses.copy_(_reduced(losses, reduction))
+
+
+def _soft_margin_backward(grad: Tensor, self: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    """``soft_margin_loss_backward_out`` in ``Loss.cpp``."""
+    negative = -target
+    product = negative * self
+    power = product.exp()
+    del negative, product
+    result = torch.mul(target, power).mul_(-1)
+    power.add_(1)
+    return result.div_(power).mul_(grad)
+
+
+RECIPES: dict[str, Callable[..., Any]] = {
+    "_cdist_backward": _cdist_backward,
+    "_cdist_forward": _cdist,
+    "_euclidean_dist": _euclidean,
+    "_fft_c2c": _complex_to_complex,
+    "_fft_c2r": _complex_to_real,
+    "_fft_r2c": _real_to_complex,
+    "_safe_softmax": _safe_softmax,
+    "addbmm": _addbmm,
+    "binary_cross_entropy": _cross_entropy,
+    "count_nonzero": lambda self, dim=None: (self != 0).sum(dim),
+    "dist": lambda self, other, p=2: (self - other).norm(p),
+    "huber_loss": _elementwise_loss,
+    "isfinite": _is_finite,
+    "isinf": lambda self: self.abs() == math.inf,
+    "logsumexp": _logsumexp,
+    "mse_loss": _elementwise_loss,
+    "multinomial": _multinomial,
+    "randperm": _randperm,
+    "roll": _roll,
+    "smooth_l1_loss": _elementwise_loss,
+    "soft_margin_loss": _soft_margin,
+    "soft_margin_loss_backward": _soft_margin_backward,
+}
