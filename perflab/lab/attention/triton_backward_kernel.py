@@ -34,6 +34,7 @@ from perflab.lab.attention.triton_pieces import (
     dot,
     in_band,
     load_tile,
+    place,
     rounded,
     score,
     seen_keys,
@@ -160,6 +161,7 @@ def attention_dk_dv_kernel(
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
     num_heads, group, num_queries, num_keys, scale, score_factor, softcap_log2, lower, upper, sinks, problem_class,
+    section,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -167,12 +169,12 @@ def attention_dk_dv_kernel(
     """One program: one tile of BLOCK_K keys of one of their heads against all the queries that see it."""
     PADDED: tl.constexpr = HEAD_DIM != BLOCK_D
     num_tiles = tl.cdiv(num_keys, BLOCK_K)
-    batch_head = tl.program_id(0) // num_tiles
+    # Causal: the first keys are seen by the most queries, and start first as it is.
+    tile, batch_head = place(tl.program_id(0), num_tiles, section)
     num_key_heads = num_heads // group
     batch = (batch_head // num_key_heads).to(tl.int64)
     key_head = (batch_head % num_key_heads).to(tl.int64)
-    # Causal: the first keys are seen by the most queries, and start first as it is.
-    key_start = tl.program_id(0) % num_tiles * BLOCK_K
+    key_start = tile * BLOCK_K
 
     key_rows = tl.arange(0, BLOCK_K)
     rows = tl.arange(0, BLOCK_Q)
@@ -283,6 +285,7 @@ def attention_dq_kernel(
     stride_gb, stride_gh, stride_gn, stride_gd,
     stride_dqb, stride_dqh, stride_dqn, stride_dqd,
     num_heads, group, num_queries, num_keys, scale, score_factor, softcap_log2, lower, upper, sinks, problem_class,
+    section,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -290,8 +293,7 @@ def attention_dq_kernel(
     """One program: one tile of BLOCK_Q queries of one head against all the keys that they see."""
     PADDED: tl.constexpr = HEAD_DIM != BLOCK_D
     num_tiles = tl.cdiv(num_queries, BLOCK_Q)
-    tile = tl.program_id(0) % num_tiles
-    batch_head = tl.program_id(0) // num_tiles
+    tile, batch_head = place(tl.program_id(0), num_tiles, section)
     if HAS_UPPER and not HAS_LOWER:
         tile = num_tiles - 1 - tile  # the longest first, as in the forward
     batch = (batch_head // num_heads).to(tl.int64)

@@ -28,6 +28,7 @@ from perflab.lab.attention.triton_pieces import (
     LN_2,
     dot,
     load_tile,
+    place,
     rising,
     rounded,
     seen_keys,
@@ -97,7 +98,7 @@ def attention_forward_kernel(
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_on, stride_od,
-    num_heads, group, num_queries, num_keys, score_factor, softcap_log2, lower, upper, sinks, problem_class,
+    num_heads, group, num_queries, num_keys, score_factor, softcap_log2, lower, upper, sinks, problem_class, section,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, FLIPPED: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -110,8 +111,7 @@ def attention_forward_kernel(
     PADDED: tl.constexpr = HEAD_DIM != BLOCK_D
     # One grid axis for everything: the y and z axes end at 65,535, which B * H may pass.
     num_tiles = tl.cdiv(num_queries, BLOCK_Q)
-    tile = tl.program_id(0) % num_tiles
-    batch_head = tl.program_id(0) // num_tiles
+    tile, batch_head = place(tl.program_id(0), num_tiles, section)
     if HAS_UPPER and not HAS_LOWER:
         # The last queries see the most keys: start them first, so that short tiles fill the end.
         tile = num_tiles - 1 - tile
