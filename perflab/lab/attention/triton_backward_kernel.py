@@ -34,6 +34,7 @@ from perflab.lab.attention.triton_pieces import (
     dot,
     in_band,
     load_tile,
+    offsets_in,
     place,
     rounded,
     score,
@@ -249,15 +250,20 @@ def attention_dk_dv_kernel(
 
 @triton.jit
 def walk_keys(
-    dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-    key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
+    dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+    key_start, key_stop, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
+    score_factor, softcap_log2, lower, upper, sinks,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Add what the keys [key_start, key_stop) give to dq; returns it with advanced pointers."""
+    """Add what the keys [key_start, key_stop) give to dq; k_head and v_head point to the head's first key."""
+    first = tl.full([], key_start, tl.int64)  # pointers are not carried from one walk to the next: as in the forward
+    rows = tl.arange(0, BLOCK_K)
+    k_ptrs = k_head + first * stride_kn + offsets_in(stride_kn, stride_kd, rows, columns)
+    v_ptrs = v_head + first * stride_vn + offsets_in(stride_vn, stride_vd, rows, columns)
     for start in tl.range(key_start, key_stop, BLOCK_K):
-        keys = start + tl.arange(0, BLOCK_K)
+        keys = start + rows
         k = load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         v = load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
@@ -273,7 +279,7 @@ def walk_keys(
         dq = dot(rounded(d_scores, k.dtype, EMULATE_BF16), k, dq, EMULATE_BF16)
         k_ptrs += BLOCK_K * stride_kn
         v_ptrs += BLOCK_K * stride_vn
-    return dq, k_ptrs, v_ptrs
+    return dq
 
 
 @triton.jit(do_not_specialize=["problem_class"])
@@ -303,10 +309,8 @@ def attention_dq_kernel(
     first, whole, cut, stop = stretches(
         query_start, num_keys, lower, upper, HAS_LOWER, HAS_UPPER, BLOCK_Q, BLOCK_K
     )  # fmt: skip
-    first_key = tl.full([], first, tl.int64)
 
     rows = tl.arange(0, BLOCK_Q)
-    key_rows = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_D)
     queries = query_start + rows
     key_head = head // group
@@ -320,41 +324,31 @@ def attention_dq_kernel(
     ends = batch_head.to(tl.int64) * num_queries
     logsumexp, delta = load_ends(logsumexp_ptr + ends, delta_ptr + ends, queries, queries < num_queries)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
+    k_head = k_ptr + batch * stride_kb + key_head * stride_kh
+    v_head = v_ptr + batch * stride_vb + key_head * stride_vh
     if HAS_SINKS:
-        sink_ptrs = tile_pointers(
-            k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, 0, key_rows, columns
-        )  # fmt: skip
-        value_ptrs = tile_pointers(
-            v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, 0, key_rows, columns
-        )  # fmt: skip
-        dq, sink_ptrs, value_ptrs = walk_keys(
-            dq, q, d_out, logsumexp, delta, sink_ptrs, value_ptrs, queries, columns,
-            0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_vn,
+        dq = walk_keys(
+            dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+            0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
             score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    k_ptrs = tile_pointers(
-        k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, key_rows, columns
-    )  # fmt: skip
-    v_ptrs = tile_pointers(
-        v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, key_rows, columns
-    )  # fmt: skip
     if HAS_LOWER:
-        dq, k_ptrs, v_ptrs = walk_keys(
-            dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn,
+        dq = walk_keys(
+            dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
             score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    dq, k_ptrs, v_ptrs = walk_keys(
-        dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-        whole, cut, num_keys, stride_kn, stride_vn,
+    dq = walk_keys(
+        dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+        whole, cut, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
         score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
         False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
-    dq, k_ptrs, v_ptrs = walk_keys(
-        dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-        cut, stop, num_keys, stride_kn, stride_vn,
+    dq = walk_keys(
+        dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+        cut, stop, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
         score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
         True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip

@@ -24,13 +24,7 @@ A tile may be two, of BLOCK_D columns and of BLOCK_MORE behind them, each with p
 import triton
 import triton.language as tl
 
-from perflab.lab.attention.triton_pieces import LOG2_E, dot, load_tile, place, rounded, stretches
-
-
-@triton.jit
-def offsets_in(stride_n, stride_d, rows, columns):
-    """Offsets of the elements of a tile from its first row, 32 bits wide."""
-    return rows[:, None] * stride_n + columns[None, :] * stride_d
+from perflab.lab.attention.triton_pieces import LOG2_E, dot, load_tile, offsets_in, place, rounded, stretches
 
 
 @triton.jit

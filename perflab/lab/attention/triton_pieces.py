@@ -40,6 +40,12 @@ def tile_pointers(ptr, stride_b, stride_h, stride_n, stride_d, batch, head, star
 
 
 @triton.jit
+def offsets_in(stride_n, stride_d, rows, columns):
+    """Offsets of the elements of a tile from its first row, 32 bits wide."""
+    return rows[:, None] * stride_n + columns[None, :] * stride_d
+
+
+@triton.jit
 def load_tile(ptrs, row_inside, columns, MASKED: tl.constexpr, PADDED: tl.constexpr, HEAD_DIM: tl.constexpr):
     """A tile of rows; what lies beyond the end or the head dimension reads as zero.
 
