@@ -26,7 +26,7 @@ from torch import Tensor
 
 from perflab.lab.attention.pattern import BlockLists, Pattern
 from perflab.lab.attention.scoring import Scoring
-from perflab.lab.attention.triton_backward_kernel import load_ends, query_pointers, walk_keys, walk_queries
+from perflab.lab.attention.triton_backward_kernel import load_ends, walk_keys, walk_queries
 from perflab.lab.attention.triton_forward_kernel import attend, finished
 from perflab.lab.attention.triton_launches import LOG2_E, delta_launch, rising_arguments, strides_of
 from perflab.lab.attention.triton_pieces import rounded, tile_pointers
@@ -107,7 +107,6 @@ def pattern_dk_dv_kernel(
     key_head = (batch_head % num_key_heads).to(tl.int64)
     first = (tile * BLOCK_K).to(tl.int64)
     key_rows = tl.arange(0, BLOCK_K)
-    rows = tl.arange(0, BLOCK_Q)
     columns = tl.arange(0, BLOCK_D)
     keys = tile * BLOCK_K + key_rows
     inside = (keys[:, None] < length) & (columns[None, :] < HEAD_DIM)
@@ -120,21 +119,16 @@ def pattern_dk_dv_kernel(
     row = tile * BLOCK_K // SIDE
     for member in range(0, group):
         head = key_head * group + member
+        q_head = q_ptr + batch * stride_qb + head * stride_qh
+        d_out_head = d_out_ptr + batch * stride_gb + head * stride_gh
         ends = (batch * num_heads + head) * length
         for entry in range(0, tl.load(counts_ptr + row)):
             start = tl.load(lists_ptr + row.to(tl.int64) * most + entry) * SIDE
             stop = tl.minimum(start + SIDE, length)
             if IS_CAUSAL:  # no query before this tile sees it
                 start = tl.maximum(start, tile * BLOCK_K // BLOCK_Q * BLOCK_Q)
-            query = start.to(tl.int64)
-            q_at = query_pointers(
-                q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, query, rows, columns, HEAD_DIM
-            )  # fmt: skip
-            d_out_at = query_pointers(
-                d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, query, rows, columns, HEAD_DIM
-            )  # fmt: skip
-            dk, dv, q_at, d_out_at = walk_queries(
-                dk, dv, k, v, q_at, d_out_at, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+            dk, dv = walk_queries(
+                dk, dv, k, v, q_head, d_out_head, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
                 start, stop, length, stride_qn, stride_qd, stride_gn, stride_gd, score_factor, 0.0, 0, 0, 0,
                 False, IS_CAUSAL, False, False, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
             )  # fmt: skip
