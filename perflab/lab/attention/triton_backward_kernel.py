@@ -34,6 +34,8 @@ from perflab.lab.attention.triton_pieces import (
     dot,
     in_band,
     load_tile,
+    offsets_in,
+    place,
     rounded,
     score,
     seen_keys,
@@ -85,44 +87,36 @@ def load_ends(logsumexp_ptr, delta_ptr, queries, inside):
 
 
 @triton.jit
-def query_pointers(
-    ptr, stride_b, stride_h, stride_n, stride_d, batch, head, start, rows, columns, HEAD_DIM: tl.constexpr
-):
-    """The pointers that `walk_queries` takes: to the tile of queries that begins at row `start` (int64).
-
-    Above MOST_NARROW columns it is one, to the head: pointers of each element would take the accumulators' registers.
-    """
-    if HEAD_DIM > MOST_NARROW:
-        return ptr + batch * stride_b + head * stride_h
-    else:
-        return tile_pointers(ptr, stride_b, stride_h, stride_n, stride_d, batch, head, start, rows, columns)
-
-
-@triton.jit
 def walk_queries(
-    dk, dv, k, v, q_at, d_out_at, logsumexp_ptr, delta_ptr, keys, columns,
+    dk, dv, k, v, q_head, d_out_head, logsumexp_ptr, delta_ptr, keys, columns,
     query_start, query_stop, num_queries, stride_qn, stride_qd, stride_gn, stride_gd,
     score_factor, softcap_log2, lower, upper, sinks,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Add what the queries [query_start, query_stop) give to dk and dv; returns them with pointers for what follows."""
+    """Add what the queries [query_start, query_stop) give to dk and dv; q_head and d_out_head point to the head's first
+    query."""
     WIDE: tl.constexpr = HEAD_DIM > MOST_NARROW
-    q_row, d_out_row = q_at, d_out_at
-    if WIDE:
-        q_row += tl.full([], query_start, tl.int64) * stride_qn
-        d_out_row += tl.full([], query_start, tl.int64) * stride_gn
+    # Pointers are not carried from one walk to the next: as in the forward.
+    first = tl.full([], query_start, tl.int64)
+    q_row = q_head + first * stride_qn
+    d_out_row = d_out_head + first * stride_gn
+    if not WIDE:
+        # Above MOST_NARROW columns pointers of each element would take the accumulators' registers.
+        rows = tl.arange(0, BLOCK_Q)
+        q_row += offsets_in(stride_qn, stride_qd, rows, columns)
+        d_out_row += offsets_in(stride_gn, stride_gd, rows, columns)
     # What does not change is computed again in each tile where it would take the accumulators' registers.
     for start in tl.range(query_start, query_stop, BLOCK_Q, disable_licm=WIDE):
         queries = start + tl.arange(0, BLOCK_Q)
         inside = queries < num_queries
         if WIDE:
             rows = tl.arange(0, BLOCK_Q)
-            q_ptrs = q_row + (rows[:, None] * stride_qn + columns[None, :] * stride_qd)
-            d_out_ptrs = d_out_row + (rows[:, None] * stride_gn + columns[None, :] * stride_gd)
+            q_ptrs = q_row + offsets_in(stride_qn, stride_qd, rows, columns)
+            d_out_ptrs = d_out_row + offsets_in(stride_gn, stride_gd, rows, columns)
         else:
-            q_ptrs, d_out_ptrs = q_at, d_out_at
+            q_ptrs, d_out_ptrs = q_row, d_out_row
         q = load_tile(q_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
         d_out = load_tile(d_out_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
         logsumexp, delta = load_ends(logsumexp_ptr, delta_ptr, queries, inside)
@@ -141,13 +135,9 @@ def walk_queries(
         d_weights = dot(v, tl.trans(d_out), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16)
         d_scores = weights * (d_weights - delta[None, :])
         dk = dot(rounded(d_scores, q.dtype, EMULATE_BF16), q, dk, EMULATE_BF16)
-        if WIDE:
-            q_row += BLOCK_Q * stride_qn
-            d_out_row += BLOCK_Q * stride_gn
-        else:
-            q_at += BLOCK_Q * stride_qn
-            d_out_at += BLOCK_Q * stride_gn
-    return dk, dv, q_at, d_out_at
+        q_row += BLOCK_Q * stride_qn
+        d_out_row += BLOCK_Q * stride_gn
+    return dk, dv
 
 
 @triton.jit(do_not_specialize=["problem_class"])
@@ -160,6 +150,7 @@ def attention_dk_dv_kernel(
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
     num_heads, group, num_queries, num_keys, scale, score_factor, softcap_log2, lower, upper, sinks, problem_class,
+    section,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -167,15 +158,14 @@ def attention_dk_dv_kernel(
     """One program: one tile of BLOCK_K keys of one of their heads against all the queries that see it."""
     PADDED: tl.constexpr = HEAD_DIM != BLOCK_D
     num_tiles = tl.cdiv(num_keys, BLOCK_K)
-    batch_head = tl.program_id(0) // num_tiles
+    # Causal: the first keys are seen by the most queries, and start first as it is.
+    tile, batch_head = place(tl.program_id(0), num_tiles, section)
     num_key_heads = num_heads // group
     batch = (batch_head // num_key_heads).to(tl.int64)
     key_head = (batch_head % num_key_heads).to(tl.int64)
-    # Causal: the first keys are seen by the most queries, and start first as it is.
-    key_start = tl.program_id(0) % num_tiles * BLOCK_K
+    key_start = tile * BLOCK_K
 
     key_rows = tl.arange(0, BLOCK_K)
-    rows = tl.arange(0, BLOCK_Q)
     columns = tl.arange(0, BLOCK_D)
     keys = key_start + key_rows
     inside = (keys[:, None] < num_keys) & (columns[None, :] < HEAD_DIM)
@@ -195,40 +185,35 @@ def attention_dk_dv_kernel(
     first, whole, cut, stop = stretches(
         key_start, num_queries, -upper, -lower, HAS_UPPER, HAS_LOWER, BLOCK_K, BLOCK_Q
     )  # fmt: skip
-    first_query = tl.full([], first, tl.int64)
     for member in tl.range(0, group):
         head = key_head * group + member
-        q_at = query_pointers(
-            q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first_query, rows, columns, HEAD_DIM
-        )  # fmt: skip
-        d_out_at = query_pointers(
-            d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, first_query, rows, columns, HEAD_DIM
-        )  # fmt: skip
+        q_head = q_ptr + batch * stride_qb + head * stride_qh
+        d_out_head = d_out_ptr + batch * stride_gb + head * stride_gh
         ends = (batch * num_heads + head) * num_queries
         if HAS_UPPER:
-            dk, dv, q_at, d_out_at = walk_queries(
-                dk, dv, k, v, q_at, d_out_at, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+            dk, dv = walk_queries(
+                dk, dv, k, v, q_head, d_out_head, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
                 first, tl.minimum(whole, stop), num_queries, stride_qn, stride_qd, stride_gn, stride_gd,
                 score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
                 True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
             )  # fmt: skip
-        dk, dv, q_at, d_out_at = walk_queries(
-            dk, dv, k, v, q_at, d_out_at, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+        dk, dv = walk_queries(
+            dk, dv, k, v, q_head, d_out_head, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
             whole, cut, num_queries, stride_qn, stride_qd, stride_gn, stride_gd,
             score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-        dk, dv, q_at, d_out_at = walk_queries(
-            dk, dv, k, v, q_at, d_out_at, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+        dk, dv = walk_queries(
+            dk, dv, k, v, q_head, d_out_head, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
             cut, stop, num_queries, stride_qn, stride_qd, stride_gn, stride_gd,
             score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
         if HAS_SINKS:
-            # The pointers stand at the first tile that no walk has visited.
+            # From the first tile that no walk has visited.
             beyond = tl.maximum(tl.cdiv(tl.maximum(stop, 0), BLOCK_Q) * BLOCK_Q, first)
-            dk, dv, q_at, d_out_at = walk_queries(
-                dk, dv, k, v, q_at, d_out_at, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+            dk, dv = walk_queries(
+                dk, dv, k, v, q_head, d_out_head, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
                 beyond, tl.where(key_start < sinks, num_queries, beyond), num_queries,
                 stride_qn, stride_qd, stride_gn, stride_gd,
                 score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
@@ -247,15 +232,20 @@ def attention_dk_dv_kernel(
 
 @triton.jit
 def walk_keys(
-    dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-    key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
+    dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+    key_start, key_stop, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
+    score_factor, softcap_log2, lower, upper, sinks,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Add what the keys [key_start, key_stop) give to dq; returns it with advanced pointers."""
+    """Add what the keys [key_start, key_stop) give to dq; k_head and v_head point to the head's first key."""
+    first = tl.full([], key_start, tl.int64)  # pointers are not carried from one walk to the next: as in the forward
+    rows = tl.arange(0, BLOCK_K)
+    k_ptrs = k_head + first * stride_kn + offsets_in(stride_kn, stride_kd, rows, columns)
+    v_ptrs = v_head + first * stride_vn + offsets_in(stride_vn, stride_vd, rows, columns)
     for start in tl.range(key_start, key_stop, BLOCK_K):
-        keys = start + tl.arange(0, BLOCK_K)
+        keys = start + rows
         k = load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         v = load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
@@ -271,7 +261,7 @@ def walk_keys(
         dq = dot(rounded(d_scores, k.dtype, EMULATE_BF16), k, dq, EMULATE_BF16)
         k_ptrs += BLOCK_K * stride_kn
         v_ptrs += BLOCK_K * stride_vn
-    return dq, k_ptrs, v_ptrs
+    return dq
 
 
 @triton.jit(do_not_specialize=["problem_class"])
@@ -283,6 +273,7 @@ def attention_dq_kernel(
     stride_gb, stride_gh, stride_gn, stride_gd,
     stride_dqb, stride_dqh, stride_dqn, stride_dqd,
     num_heads, group, num_queries, num_keys, scale, score_factor, softcap_log2, lower, upper, sinks, problem_class,
+    section,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -290,8 +281,7 @@ def attention_dq_kernel(
     """One program: one tile of BLOCK_Q queries of one head against all the keys that they see."""
     PADDED: tl.constexpr = HEAD_DIM != BLOCK_D
     num_tiles = tl.cdiv(num_queries, BLOCK_Q)
-    tile = tl.program_id(0) % num_tiles
-    batch_head = tl.program_id(0) // num_tiles
+    tile, batch_head = place(tl.program_id(0), num_tiles, section)
     if HAS_UPPER and not HAS_LOWER:
         tile = num_tiles - 1 - tile  # the longest first, as in the forward
     batch = (batch_head // num_heads).to(tl.int64)
@@ -301,10 +291,8 @@ def attention_dq_kernel(
     first, whole, cut, stop = stretches(
         query_start, num_keys, lower, upper, HAS_LOWER, HAS_UPPER, BLOCK_Q, BLOCK_K
     )  # fmt: skip
-    first_key = tl.full([], first, tl.int64)
 
     rows = tl.arange(0, BLOCK_Q)
-    key_rows = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_D)
     queries = query_start + rows
     key_head = head // group
@@ -318,41 +306,31 @@ def attention_dq_kernel(
     ends = batch_head.to(tl.int64) * num_queries
     logsumexp, delta = load_ends(logsumexp_ptr + ends, delta_ptr + ends, queries, queries < num_queries)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
+    k_head = k_ptr + batch * stride_kb + key_head * stride_kh
+    v_head = v_ptr + batch * stride_vb + key_head * stride_vh
     if HAS_SINKS:
-        sink_ptrs = tile_pointers(
-            k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, 0, key_rows, columns
-        )  # fmt: skip
-        value_ptrs = tile_pointers(
-            v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, 0, key_rows, columns
-        )  # fmt: skip
-        dq, sink_ptrs, value_ptrs = walk_keys(
-            dq, q, d_out, logsumexp, delta, sink_ptrs, value_ptrs, queries, columns,
-            0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_vn,
+        dq = walk_keys(
+            dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+            0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
             score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    k_ptrs = tile_pointers(
-        k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, key_rows, columns
-    )  # fmt: skip
-    v_ptrs = tile_pointers(
-        v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, key_rows, columns
-    )  # fmt: skip
     if HAS_LOWER:
-        dq, k_ptrs, v_ptrs = walk_keys(
-            dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn,
+        dq = walk_keys(
+            dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
             score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    dq, k_ptrs, v_ptrs = walk_keys(
-        dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-        whole, cut, num_keys, stride_kn, stride_vn,
+    dq = walk_keys(
+        dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+        whole, cut, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
         score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
         False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
-    dq, k_ptrs, v_ptrs = walk_keys(
-        dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-        cut, stop, num_keys, stride_kn, stride_vn,
+    dq = walk_keys(
+        dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+        cut, stop, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
         score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
         True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip

@@ -28,6 +28,8 @@ from perflab.lab.attention.triton_pieces import (
     LN_2,
     dot,
     load_tile,
+    offsets_in,
+    place,
     rising,
     rounded,
     seen_keys,
@@ -56,16 +58,23 @@ def fold(
 
 @triton.jit
 def attend(
-    acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-    key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
+    acc, row_max, row_sum, q, k_head, v_head, queries, columns,
+    key_start, key_stop, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
+    score_factor, softcap_log2, lower, upper, sinks,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, FLIPPED: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Fold the keys [key_start, key_stop) into the running softmax; returns it with advanced pointers."""
+    """Fold the keys [key_start, key_stop) into the running softmax; k_head and v_head point to the head's first key."""
+    # Found here and not carried from one walk to the next: Triton 3.7 would change their layout in between, and carry a
+    # pointer of each element for that.
+    first = tl.full([], key_start, tl.int64)
+    rows = tl.arange(0, BLOCK_K)
+    k_ptrs = k_head + first * stride_kn + offsets_in(stride_kn, stride_kd, rows, columns)
+    v_ptrs = v_head + first * stride_vn + offsets_in(stride_vn, stride_vd, rows, columns)
     for start in tl.range(key_start, key_stop, BLOCK_K):
-        keys = start + tl.arange(0, BLOCK_K)
+        keys = start + rows
         k = load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         v = load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
@@ -79,7 +88,7 @@ def attend(
         # Pointers advance by one tile, so no 32-bit offset ever spans the whole sequence.
         k_ptrs += BLOCK_K * stride_kn
         v_ptrs += BLOCK_K * stride_vn
-    return acc, row_max, row_sum, k_ptrs, v_ptrs
+    return acc, row_max, row_sum
 
 
 @triton.jit
@@ -97,7 +106,7 @@ def attention_forward_kernel(
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_on, stride_od,
-    num_heads, group, num_queries, num_keys, score_factor, softcap_log2, lower, upper, sinks, problem_class,
+    num_heads, group, num_queries, num_keys, score_factor, softcap_log2, lower, upper, sinks, problem_class, section,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, FLIPPED: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -110,8 +119,7 @@ def attention_forward_kernel(
     PADDED: tl.constexpr = HEAD_DIM != BLOCK_D
     # One grid axis for everything: the y and z axes end at 65,535, which B * H may pass.
     num_tiles = tl.cdiv(num_queries, BLOCK_Q)
-    tile = tl.program_id(0) % num_tiles
-    batch_head = tl.program_id(0) // num_tiles
+    tile, batch_head = place(tl.program_id(0), num_tiles, section)
     if HAS_UPPER and not HAS_LOWER:
         # The last queries see the most keys: start them first, so that short tiles fill the end.
         tile = num_tiles - 1 - tile
@@ -123,10 +131,8 @@ def attention_forward_kernel(
     first, whole, cut, stop = stretches(
         query_start, num_keys, lower, upper, HAS_LOWER, HAS_UPPER, BLOCK_Q, BLOCK_K
     )  # fmt: skip
-    first_key = tl.full([], first, tl.int64)
 
     rows = tl.arange(0, BLOCK_Q)
-    keys = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_D)
     queries = query_start + rows
     key_head = head // group
@@ -137,36 +143,36 @@ def attention_forward_kernel(
     acc = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_Q], dtype=tl.float32)
+    k_head = k_ptr + batch * stride_kb + key_head * stride_kh
+    v_head = v_ptr + batch * stride_vb + key_head * stride_vh
     if HAS_SINKS:
         # Their tiles, as far as those of the band do not begin there.
-        key_rows = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, 0, keys, columns)
-        value_rows = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, 0, keys, columns)
-        acc, row_max, row_sum, key_rows, value_rows = attend(
-            acc, row_max, row_sum, q, key_rows, value_rows, queries, columns,
-            0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_vn,
+        acc, row_max, row_sum = attend(
+            acc, row_max, row_sum, q, k_head, v_head, queries, columns,
+            0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
             score_factor, softcap_log2, lower, upper, sinks,
             HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, keys, columns)
-    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, keys, columns)
     if HAS_LOWER:
-        acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
-            acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn,
+        acc, row_max, row_sum = attend(
+            acc, row_max, row_sum, q, k_head, v_head, queries, columns,
+            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
             score_factor, softcap_log2, lower, upper, sinks,
             HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
-        acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-        whole, cut, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q, k_head, v_head, queries, columns,
+        whole, cut, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
+        score_factor, softcap_log2, lower, upper, sinks,
         HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
         False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
-    acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
-        acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-        cut, stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q, k_head, v_head, queries, columns,
+        cut, stop, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
+        score_factor, softcap_log2, lower, upper, sinks,
         HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
         True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip

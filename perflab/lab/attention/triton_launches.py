@@ -32,6 +32,9 @@ LOG2_E = math.log2(math.e)
 LEAST_FACTOR = 2.0**-126
 """The least normal float32: scores at a scale of zero are zero but for that."""
 _MOST_STRIDE = (2**31 - 1) // 256
+IN_L2_BYTES = 32 * 2**20
+"""Bytes that programs side by side may walk over, to find them in the L2 cache: those of FlashAttention-3's scheduler
+(`hopper/tile_scheduler.hpp`: "32 MB for K & V"), beside 40 MiB of L2 on an A100 and 50 on an H100 (data sheets)."""
 
 
 def forward_launch(
@@ -44,6 +47,7 @@ def forward_launch(
         **common_arguments(q, k, scoring, tiles),
         **rising_arguments(scoring),
         "MAY_SEE_NOTHING": may_see_nothing(q, k, scoring),
+        "section": section_of(q, q, k, scoring, (k, v)),
     }  # fmt: skip
     del arguments["scale"]
     return _launch(attention_forward_kernel, q, triton.cdiv(q.shape[-2], tiles.block_q), arguments, tiles)
@@ -71,6 +75,7 @@ def dk_dv_launch(
         "dk_ptr": dk, "dv_ptr": dv,
         **strides_of(q=q, k=k, v=v, g=d_out, dk=dk, dv=dv),
         **common_arguments(q, k, scoring, tiles),
+        "section": section_of(k, q, k, scoring, (q, d_out)),
     }  # fmt: skip
     return _launch(attention_dk_dv_kernel, k, triton.cdiv(k.shape[-2], tiles.block_k), arguments, tiles)
 
@@ -85,6 +90,7 @@ def dq_launch(
         "dq_ptr": dq,
         **strides_of(q=q, k=k, v=v, g=d_out, dq=dq),
         **common_arguments(q, k, scoring, tiles),
+        "section": section_of(q, q, k, scoring, (k, v)),
     }  # fmt: skip
     return _launch(attention_dq_kernel, q, triton.cdiv(q.shape[-2], tiles.block_q), arguments, tiles)
 
@@ -100,6 +106,7 @@ def one_pass_launch(
         "dk_ptr": dk, "dv_ptr": dv, "dq_sum_ptr": dq_sum,
         **strides_of(q=q, k=k, v=v, g=d_out, dk=dk, dv=dv),
         **{name: value for name, value in common.items() if name in attention_one_pass_kernel.arg_names},
+        "section": section_of(k, q, k, scoring, (q, d_out, dq_sum)),
     }  # fmt: skip
     arguments["BLOCK_D"], arguments["BLOCK_MORE"] = one_pass_columns(q.shape[-1], is_cut=common["HAS_UPPER"])
     return _launch(attention_one_pass_kernel, k, triton.cdiv(k.shape[-2], tiles.block_k), arguments, tiles)
@@ -163,6 +170,20 @@ def common_arguments(q: Tensor, k: Tensor, scoring: Scoring, tiles: Tiles) -> di
         "BLOCK_K": tiles.block_k,
         "BLOCK_D": padded_head_dim(head_dim),
     }
+
+
+def section_of(whose: Tensor, q: Tensor, k: Tensor, scoring: Scoring, walked: tuple[Tensor, ...]) -> int:
+    """Heads of `whose` tiles that come together (`triton_pieces.place`): heads that share keys in one section, and as
+    many as make whole sections, of which the L2 cache has room for what programs walk over. 1 where tiles are as long.
+    """
+    lower, upper = kernel_bounds(q.shape[-2], k.shape[-2], scoring)
+    if upper is None or lower is not None:
+        return 1
+    key_heads = max(1, k.shape[0] * k.shape[1])
+    walked_bytes = sum(x.numel() * x.itemsize for x in walked)
+    parts = range(max(1, triton.cdiv(walked_bytes, IN_L2_BYTES)), key_heads)
+    num_sections = next((number for number in parts if key_heads % number == 0), key_heads)
+    return key_heads // num_sections * (whose.shape[1] // k.shape[1])
 
 
 def rising_arguments(scoring: Scoring) -> dict[str, Any]:

@@ -24,13 +24,7 @@ A tile may be two, of BLOCK_D columns and of BLOCK_MORE behind them, each with p
 import triton
 import triton.language as tl
 
-from perflab.lab.attention.triton_pieces import LOG2_E, dot, load_tile, rounded, stretches
-
-
-@triton.jit
-def offsets_in(stride_n, stride_d, rows, columns):
-    """Offsets of the elements of a tile from its first row, 32 bits wide."""
-    return rows[:, None] * stride_n + columns[None, :] * stride_d
+from perflab.lab.attention.triton_pieces import LOG2_E, dot, load_tile, offsets_in, place, rounded, stretches
 
 
 @triton.jit
@@ -108,7 +102,7 @@ def attention_one_pass_kernel(
     stride_gb, stride_gh, stride_gn, stride_gd,
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    num_heads, num_queries, num_keys, scale, score_factor, upper,
+    num_heads, num_queries, num_keys, scale, score_factor, upper, section,
     HAS_UPPER: tl.constexpr, EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_MORE: tl.constexpr,
 ):  # fmt: skip
@@ -119,11 +113,11 @@ def attention_one_pass_kernel(
     SPLIT: tl.constexpr = BLOCK_MORE > 0
     PADDED: tl.constexpr = HEAD_DIM != BLOCK_D + BLOCK_MORE
     num_tiles = num_keys // BLOCK_K
-    batch_head = tl.program_id(0) // num_tiles
+    # Causal: the first keys are seen by the most queries, and start first as it is.
+    tile, batch_head = place(tl.program_id(0), num_tiles, section)
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
-    # Causal: the first keys are seen by the most queries, and start first as it is.
-    key_start = tl.program_id(0) % num_tiles * BLOCK_K
+    key_start = tile * BLOCK_K
 
     key_rows = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_D)

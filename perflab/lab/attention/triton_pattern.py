@@ -26,7 +26,7 @@ from torch import Tensor
 
 from perflab.lab.attention.pattern import BlockLists, Pattern
 from perflab.lab.attention.scoring import Scoring
-from perflab.lab.attention.triton_backward_kernel import load_ends, query_pointers, walk_keys, walk_queries
+from perflab.lab.attention.triton_backward_kernel import load_ends, walk_keys, walk_queries
 from perflab.lab.attention.triton_forward_kernel import attend, finished
 from perflab.lab.attention.triton_launches import LOG2_E, delta_launch, rising_arguments, strides_of
 from perflab.lab.attention.triton_pieces import rounded, tile_pointers
@@ -55,7 +55,6 @@ def pattern_forward_kernel(
     head = (batch_head % num_heads).to(tl.int64)
     first = (tile * BLOCK_Q).to(tl.int64)
     rows = tl.arange(0, BLOCK_Q)
-    key_rows = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_D)
     queries = tile * BLOCK_Q + rows
     inside = (queries[:, None] < length) & (columns[None, :] < HEAD_DIM)
@@ -65,23 +64,18 @@ def pattern_forward_kernel(
     row_max = tl.full([BLOCK_Q], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_Q], dtype=tl.float32)
     key_head = head // group
+    k_head = k_ptr + batch * stride_kb + key_head * stride_kh
+    v_head = v_ptr + batch * stride_vb + key_head * stride_vh
     row = tile * BLOCK_Q // SIDE
     for entry in range(0, tl.load(counts_ptr + row)):
         start = tl.load(lists_ptr + row.to(tl.int64) * most + entry) * SIDE
         stop = tl.minimum(start + SIDE, length)
         if IS_CAUSAL:
             stop = tl.minimum(stop, tile * BLOCK_Q + BLOCK_Q)
-        key = start.to(tl.int64)
-        k_ptrs = tile_pointers(
-            k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, key, key_rows, columns
-        )
-        v_ptrs = tile_pointers(
-            v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, key, key_rows, columns
-        )
         # Masked: the diagonal or the end may cut it. Each query sees the first key of each listed block.
-        acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
-            acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-            start, stop, length, stride_kn, stride_vn, score_factor, 0.0, 0, 0, 0,
+        acc, row_max, row_sum = attend(
+            acc, row_max, row_sum, q, k_head, v_head, queries, columns,
+            start, stop, length, stride_kn, stride_kd, stride_vn, stride_vd, score_factor, 0.0, 0, 0, 0,
             False, IS_CAUSAL, False, False, FLIPPED, False, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
     out, logsumexp = finished(acc, row_max, row_sum, False)
@@ -113,7 +107,6 @@ def pattern_dk_dv_kernel(
     key_head = (batch_head % num_key_heads).to(tl.int64)
     first = (tile * BLOCK_K).to(tl.int64)
     key_rows = tl.arange(0, BLOCK_K)
-    rows = tl.arange(0, BLOCK_Q)
     columns = tl.arange(0, BLOCK_D)
     keys = tile * BLOCK_K + key_rows
     inside = (keys[:, None] < length) & (columns[None, :] < HEAD_DIM)
@@ -126,21 +119,16 @@ def pattern_dk_dv_kernel(
     row = tile * BLOCK_K // SIDE
     for member in range(0, group):
         head = key_head * group + member
+        q_head = q_ptr + batch * stride_qb + head * stride_qh
+        d_out_head = d_out_ptr + batch * stride_gb + head * stride_gh
         ends = (batch * num_heads + head) * length
         for entry in range(0, tl.load(counts_ptr + row)):
             start = tl.load(lists_ptr + row.to(tl.int64) * most + entry) * SIDE
             stop = tl.minimum(start + SIDE, length)
             if IS_CAUSAL:  # no query before this tile sees it
                 start = tl.maximum(start, tile * BLOCK_K // BLOCK_Q * BLOCK_Q)
-            query = start.to(tl.int64)
-            q_at = query_pointers(
-                q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, query, rows, columns, HEAD_DIM
-            )  # fmt: skip
-            d_out_at = query_pointers(
-                d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, query, rows, columns, HEAD_DIM
-            )  # fmt: skip
-            dk, dv, q_at, d_out_at = walk_queries(
-                dk, dv, k, v, q_at, d_out_at, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+            dk, dv = walk_queries(
+                dk, dv, k, v, q_head, d_out_head, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
                 start, stop, length, stride_qn, stride_qd, stride_gn, stride_gd, score_factor, 0.0, 0, 0, 0,
                 False, IS_CAUSAL, False, False, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
             )  # fmt: skip
@@ -175,7 +163,6 @@ def pattern_dq_kernel(
     head = (batch_head % num_heads).to(tl.int64)
     first = (tile * BLOCK_Q).to(tl.int64)
     rows = tl.arange(0, BLOCK_Q)
-    key_rows = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_D)
     queries = tile * BLOCK_Q + rows
     inside = (queries[:, None] < length) & (columns[None, :] < HEAD_DIM)
@@ -188,21 +175,16 @@ def pattern_dq_kernel(
     dq = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
     key_head = head // group
     row = tile * BLOCK_Q // SIDE
+    k_head = k_ptr + batch * stride_kb + key_head * stride_kh
+    v_head = v_ptr + batch * stride_vb + key_head * stride_vh
     for entry in range(0, tl.load(counts_ptr + row)):
         start = tl.load(lists_ptr + row.to(tl.int64) * most + entry) * SIDE
         stop = tl.minimum(start + SIDE, length)
         if IS_CAUSAL:
             stop = tl.minimum(stop, tile * BLOCK_Q + BLOCK_Q)
-        key = start.to(tl.int64)
-        k_ptrs = tile_pointers(
-            k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, key, key_rows, columns
-        )
-        v_ptrs = tile_pointers(
-            v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, key, key_rows, columns
-        )
-        dq, k_ptrs, v_ptrs = walk_keys(
-            dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-            start, stop, length, stride_kn, stride_vn, score_factor, 0.0, 0, 0, 0,
+        dq = walk_keys(
+            dq, q, d_out, logsumexp, delta, k_head, v_head, queries, columns,
+            start, stop, length, stride_kn, stride_kd, stride_vn, stride_vd, score_factor, 0.0, 0, 0, 0,
             False, IS_CAUSAL, False, False, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
     dq_ptrs = tile_pointers(dq_ptr, stride_dqb, stride_dqh, stride_dqn, stride_dqd, batch, head, first, rows, columns)

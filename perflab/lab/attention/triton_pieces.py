@@ -18,6 +18,18 @@ _UNIT = tl.constexpr(0.6931471805599453 / 2)
 
 
 @triton.jit
+def place(number, num_tiles, section):
+    """Return the tile and the head (over all batches) of a program.
+
+    `section` heads, which divides the number of heads, come together: first tiles of all of them, then second ones. So
+    the short tiles of a causal mask fill the end, and what a section's programs walk over stays in the L2 cache.
+    Source: FlashAttention-3's `hopper/tile_scheduler.hpp` (DynamicPersistentTileScheduler, SingleTileBwdLPTScheduler).
+    """
+    row = number // section
+    return row % num_tiles, row // num_tiles * section + number % section
+
+
+@triton.jit
 def tile_pointers(ptr, stride_b, stride_h, stride_n, stride_d, batch, head, start, rows, columns):
     """Pointers to the tile (rows, columns) that begins at row `start` (int64) of one head.
 
@@ -25,6 +37,12 @@ def tile_pointers(ptr, stride_b, stride_h, stride_n, stride_d, batch, head, star
     """
     corner = ptr + batch * stride_b + head * stride_h + start * stride_n
     return corner + rows[:, None] * stride_n + columns[None, :] * stride_d
+
+
+@triton.jit
+def offsets_in(stride_n, stride_d, rows, columns):
+    """Offsets of the elements of a tile from its first row, 32 bits wide."""
+    return rows[:, None] * stride_n + columns[None, :] * stride_d
 
 
 @triton.jit

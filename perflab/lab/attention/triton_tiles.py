@@ -111,11 +111,11 @@ _OF_WARP_GROUPS: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
 }
 # Tiles of these tables that spill in the loop on NVIDIA's GPUs, (with a soft cap, with sinks), by kernel and whether
 # products are of warp groups: what tanh and the masks of sinks take of registers.
-_SPILLING: dict[tuple[str, bool], tuple[Tiles | None, Tiles | None]] = {
-    ("forward", False): (None, Tiles(128, 64, 8, 3)),
-    ("forward", True): (None, Tiles(128, 128, 8, 2)),
-    ("dk_dv", False): (Tiles(32, 128, 4, 2), None),
-    ("dk_dv", True): (Tiles(32, 64, 8, 2), Tiles(32, 64, 8, 2)),
+_SPILLING: dict[tuple[str, bool], tuple[tuple[Tiles, ...], tuple[Tiles, ...]]] = {
+    ("forward", False): ((), (Tiles(128, 64, 8, 3),)),
+    ("forward", True): ((), (Tiles(128, 128, 8, 2),)),
+    ("dk_dv", False): ((Tiles(32, 128, 4, 2),), ()),
+    ("dk_dv", True): ((Tiles(64, 128, 8, 2), Tiles(64, 64, 4, 2), Tiles(32, 64, 8, 2)), (Tiles(32, 64, 8, 2),)),
 }
 _HOPPER_SHARED_BYTES = 227 * 1024
 """Shared memory of a block from Hopper on, by which its warp groups are known here."""
@@ -170,9 +170,9 @@ def candidate_tiles(
     listed = next(tiles for widest, tiles in by_width.items() if columns <= widest)
     fitting = []
     is_amd = shared_limit_bytes in (_CDNA3_SHARED_BYTES, CDNA4_SHARED_BYTES)
-    with_softcap, with_sinks = (None, None) if is_amd else _SPILLING.get((kernel, has_groups), (None, None))
+    with_softcap, with_sinks = ((), ()) if is_amd else _SPILLING.get((kernel, has_groups), ((), ()))
     for tiles in listed:
-        if (is_capped and tiles == with_softcap) or (has_sinks and tiles == with_sinks):
+        if (is_capped and tiles in with_softcap) or (has_sinks and tiles in with_sinks):
             continue
         stages = (replace(tiles, num_stages=stages) for stages in range(tiles.num_stages, 0, -1))
         fits = (it for it in stages if it.shared_bytes(kernel, head_dim, dtype.itemsize) <= room_bytes)
