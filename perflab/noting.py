@@ -87,6 +87,10 @@ class AllNotes(Notes):
         """The status of each perf case that was not measured, by node id: ``ran``, or ``not`` and the tier's name."""
         self.cases: list[str] = []
         """Node ids of every perf case, selected or not, in order; empty unless some were selected."""
+        self.selected: list[str] = []
+        """Node ids of the perf cases that are to run, in order."""
+        self.reached: set[str] = set()
+        """Node ids of all tests that have begun, perf cases or not."""
         self.seen: list[object] = []
         """The collection of each process, as plain data; None for a process that crashed."""
 
@@ -109,6 +113,7 @@ class AllNotes(Notes):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Pass on the results of perf cases; for other tests, note failures."""
+        self.reached.add(self.case_of(report))
         if report.when == "setup":  # a test that is run again: its earlier failure no longer counts
             self.failures.pop(report.nodeid, None)
         if hasattr(report, UNTIMED):

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perflab.results.documents import ended_early, never_run
+from perflab.results.documents import ended_early
 from perflab.results.records import Verdict
 from perflab.results.result import Document, Result
 from perflab.tables.escaping import code, escape, fenced, fitting, for_reading, in_html, lines_of, link
@@ -140,7 +140,7 @@ def other_failures(document: Document) -> list[str]:
     others = document.other_failures
     if others:
         return [f"other tests failed: {format_names(others)}"]
-    if missing := never_run(document):
+    if missing := document.unreached:
         return [f"the run stopped before {format_count(len(missing), 'case')}, not run: {format_names(missing)}"]
     if document.exitstatus == 1 and not any(result.failure for result in document.results):
         return ["the run failed (exit status 1), but none of its perf cases did: see pytest's own output"]

@@ -104,6 +104,7 @@ def merge(parts: Sequence[Document]) -> Document:
         collected=collected,
         findings=_findings(by_age, [one for ones in results.values() for one in ones]),
         other_failures=list(others),
+        unreached=[case for case in weave([part.unreached for part in parts]) if case not in results],
         stale=[case for case in dict.fromkeys(one for part in parts for one in part.stale) if case not in collected],
     )
     return changed(merged, exitstatus=_exit_status(parts, merged))
@@ -119,6 +120,7 @@ def only_cases(document: Document, text: str) -> Document:
         collected=[case for case in document.collected if text in case],
         findings={study: lines for study, lines in document.findings.items() if study not in studies},
         other_failures=[],
+        unreached=[case for case in document.unreached if text in case],
     )
     if ended_early(document):
         return chosen
@@ -143,23 +145,14 @@ def _exit_status(parts: Sequence[Document], merged: Document) -> int:
     for part in parts:
         if ended_early(part):
             return part.exitstatus
-    if merged.other_failures or any(result.failure for result in merged.results):
-        return FAILED
     # A part that stopped at a failure (-x): a later part has taken the failure back, and may not have run the rest.
-    ran = {result.case for result in merged.results}
-    if any(not ran.issuperset(part.collected) for part in parts if part.exitstatus == FAILED):
+    if merged.other_failures or merged.unreached or any(result.failure for result in merged.results):
         return FAILED
     # A part that failed for an unknown reason: no later part may take that back.
     unexplained = [part for part in parts if not (part.other_failures or any(one.failure for one in part.results))]
     if any(part.exitstatus == FAILED for part in unexplained):
         return FAILED
     return PASSED if any(part.exitstatus != NOTHING_RUN for part in parts) else NOTHING_RUN
-
-
-def never_run(document: Document) -> list[str]:
-    """Return the cases of a failed run that were selected and did not run, such as those after the failure under -x."""
-    ran = {result.case for result in document.results}
-    return [case for case in document.collected if case not in ran] if document.exitstatus == FAILED else []
 
 
 def ended_early(document: Document) -> bool:

@@ -163,6 +163,8 @@ class Document(Data, frozen=True):
     """Study -> findings of the project's own code in the study's results."""
     other_failures: list[str] = []
     """Node ids of failures outside of the perf cases' results: plain tests, teardowns, files that do not import."""
+    unreached: list[str] = []
+    """Selected perf cases that never began, since the run was stopped before: by ``-x``, ``--maxfail`` or Ctrl-C."""
     stale: list[str] = []
     """Cases that no longer exist but still have baselines, so that their numbers are no longer gated."""
     commit: str | None = None

@@ -15,7 +15,7 @@ from perflab.base.data import changed, to_json
 from perflab.base.errors import DocumentError
 from perflab.report.gather import Source, gather
 from perflab.report.summary import other_failures
-from perflab.results.documents import in_order, merge, never_run, read_document, read_journal, weave, write_document
+from perflab.results.documents import in_order, merge, read_document, read_journal, weave, write_document
 from perflab.results.measured import ComparedCase
 from perflab.results.predicted import DryRun, PredictedCase
 from perflab.results.records import Change, Judgement, Verdict
@@ -172,9 +172,10 @@ def test_what_stands_before_the_table_of_any_part_stands_there_once() -> None:
 
 
 def test_what_a_run_left_out_that_stopped_at_a_failure_fails_the_whole_until_it_has_run() -> None:
-    parts = [part(failed("a"), collected=["a", "b"]), part(result("a"), minute=1, collected=["a"])]
+    stopped = changed(part(failed("a"), collected=["a", "b", "c"]), unreached=["b"])  # c was not selected
+    parts = [stopped, part(result("a"), minute=1, collected=["a", "b", "c"])]
     merged = merge(parts)
-    assert (merged.exitstatus, never_run(merged)) == (1, ["b"])
+    assert (merged.exitstatus, merged.unreached) == (1, ["b"])
     assert other_failures(merged) == ["the run stopped before 1 case, not run: b"]
     assert merge([*parts, part(result("b"), minute=2)]).exitstatus == 0
 

@@ -244,6 +244,23 @@ def test_a_case_that_takes_its_worker_down_has_failed(suite: Suite) -> None:
     assert "other tests failed: test_plain.py::test_plain\n" in text
 
 
+@pytest.mark.parametrize("workers", [(), ("-n1", "-p", "xdist.plugin")], ids=["alone", "workers"])
+def test_cases_that_x_did_not_reach_are_missing_until_they_have_run_and_deselected_ones_never(
+    suite: Suite, workers: tuple[str, ...]
+) -> None:
+    (suite.path / "broken1").touch()
+    assert suite.run("-k", "second", *workers, json="selected.json").ret == 1
+    assert suite.run("-x", "-k", "second or third", *workers, json="stopped.json").ret == 1
+    (suite.path / "broken1").unlink()
+    assert suite.run("-k", "second", json="again.json").ret == 0
+    assert suite.perflab("merge", "selected.json", "again.json")[0] == 0
+    status, text, _ = suite.perflab("merge", "stopped.json", "again.json")
+    assert status == 1
+    assert "the run stopped before 1 case, not run: test_story.py::test_third\n" in text
+    assert suite.run("-k", "third", json="rest.json").ret == 0
+    assert suite.perflab("merge", "stopped.json", "again.json", "rest.json")[0] == 0
+
+
 def test_an_update_in_shards_joins_to_the_files_of_one_update(suite: Suite) -> None:
     update = ("--perf-update", "--perf-replicates=1")
     assert suite.run(*update, "--perf-baselines=old").ret == 0

@@ -251,6 +251,7 @@ class Collected:
             total_budget_s=self._settings.total_budget_s,
             findings=self._findings,
             other_failures=list(self._noted.failures),
+            unreached=[case for case in self._noted.selected if case not in self._noted.reached],
             preface=self.preface or [],
             stale=self._gone,
         )

@@ -189,11 +189,11 @@ def _tell_what_was_collected(
     config.stash[COLLECTION] = _collection_of(config, notes, settings.baselines)
     seen = to_plain(config.stash[COLLECTION])
     if isinstance(notes, AllNotes):
-        notes.cases = cases
+        notes.cases, notes.selected = cases, chosen
         notes.seen.append(seen)
         notes.collect()
     else:
-        tell(config, cases, seen, announcement(config, items))
+        tell(config, cases, chosen, seen, announcement(config, items))
 
 
 def _collection_of(config: pytest.Config, notes: Notes, baselines: Path) -> Collection:

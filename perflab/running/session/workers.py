@@ -33,12 +33,13 @@ _COLLECTION = "perflab_collection"
 """The key in a worker's output of its collection."""
 
 
-def tell(config: pytest.Config, cases: list[str], seen: object, announced: list[str]) -> None:
+def tell(config: pytest.Config, cases: list[str], selected: list[str], seen: object, announced: list[str]) -> None:
     """Send a worker's perf cases to the controller, once it is decided which of them run.
 
     Args:
         config: the worker's configuration.
         cases: node ids of all perf cases, in order.
+        selected: those that are to run.
         seen: the worker's collection, as plain data. It is sent when the worker ends.
         announced: the lines to print before the first test.
     """
@@ -51,7 +52,7 @@ def tell(config: pytest.Config, cases: list[str], seen: object, announced: list[
     file = Path(asked)
     half = file.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # without the file, the table is in the order of arrival, but still correct
-        half.write_text(json.dumps([cases, announced]), encoding="utf-8")
+        half.write_text(json.dumps([cases, selected, announced]), encoding="utf-8")
         half.replace(file)
 
 
@@ -80,7 +81,7 @@ class Workers:
             return
         announced: list[str] = []
         with contextlib.suppress(OSError):
-            self._notes.cases, announced = json.loads(self._file.read_text(encoding="utf-8"))
+            self._notes.cases, self._notes.selected, announced = json.loads(self._file.read_text(encoding="utf-8"))
         if self._notes.cases:
             self._notes.collect()
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
