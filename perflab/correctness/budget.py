@@ -23,7 +23,7 @@ values are small beside those of the others (the last rows of causal attention, 
 Pure functions of tensors; they raise nothing for finite input of one shape.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 import torch
@@ -172,16 +172,6 @@ def errors_of(error: Tensor, size: Tensor) -> Errors:
 
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
-
-
-def fewest_rows(results: Mapping[str, Tensor]) -> int:
-    """Return the least number of rows of a result, without results of fewer dimensions, such as a log-sum-exp.
-
-    A row of a log-sum-exp would be a single number.
-    """
-    dimensions = max(tensor.dim() for tensor in results.values())
-    full = [tensor.shape for tensor in results.values() if tensor.dim() == dimensions]
-    return max(1, min(shape[:-1].numel() for shape in full))
 
 
 def short_dtype(dtype: torch.dtype | None) -> str:

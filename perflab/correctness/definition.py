@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from perflab.base.errors import UsageError
-from perflab.correctness.budget import MIN_PLAIN_ROWS, Errors, error_and_size, fewest_rows, measure_errors, widest
-from perflab.correctness.compare import compare_all
+from perflab.correctness.budget import MIN_PLAIN_ROWS, Errors, error_and_size, measure_errors, widest
+from perflab.correctness.compare import Report, compare_all
 from perflab.correctness.run import Function, Task, run_plainly
 from perflab.correctness.ties import beside_ties, without_rounded_ties
 from perflab.devices.backend import Quantity
@@ -164,29 +164,32 @@ class Definition:
         )
         draws = self._plain_errors.setdefault(kind, [])
         draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
-        self._draw_more(draws, inputs, plain)
         is_short = any(one.is_floating_point() and one.itemsize <= 2 for one in plain.values())
         multiple = self._multiple or (2.0 if is_short else 8.0)
-        report, got = beside_ties(
-            lambda results: compare_all(results, reference, plain, multiple=multiple, other_draws=draws),
-            got,
-            reference,
-            inputs,
-            again,
-        )
+
+        def compared(results: Mapping[str, Tensor | None]) -> Report:
+            return compare_all(results, reference, plain, multiple=multiple, other_draws=draws)
+
+        report, judged = beside_ties(compared, got, reference, inputs, again)
+        if not report.ok and self._draw_more(draws, inputs, plain):
+            report, judged = beside_ties(compared, got, reference, inputs, again)
         if not report.ok:
             return str(report)
         # The size of an integer is that of no error: an index is as wrong beside a small one as beside a large one.
         floats = {name: wanted for name, wanted in reference.items() if wanted.dtype is not torch.int64}
-        lost = (_lost(name, got[name], wanted, plain[name]) for name, wanted in floats.items())
+        lost = (_lost(name, judged[name], wanted, plain[name]) for name, wanted in floats.items())
         return "\n".join(text for text in lost if text)
 
-    def _draw_more(self, draws: list[Mapping[str, Errors]], inputs: Inputs, plain: Inputs) -> None:
-        """Add plain's errors on inputs that are a little smaller, where a result is a few rows: a loss, say.
+    def _draw_more(self, draws: list[Mapping[str, Errors]], inputs: Inputs, plain: Inputs) -> bool:
+        """Add plain's errors on inputs that are a little smaller, where a result has few rows; return whether it has.
 
-        One number is right by chance now and then, and a budget of that would allow nothing.
+        One number, such as a loss, is right by chance now and then, and a budget of that would allow nothing. Of a
+        result of one dimension each element is a row.
         """
-        while len(draws) < min(_DRAWS, MIN_PLAIN_ROWS // fewest_rows(plain)):
+        rows = min(one.shape[:-1].numel() if one.dim() > 1 else one.numel() for one in plain.values())
+        wanted = min(_DRAWS, MIN_PLAIN_ROWS // max(1, rows))
+        has_few = len(draws) < wanted
+        while len(draws) < wanted:
             smaller = 1 - len(draws) / 128
             other = {
                 name: rewritten(one, lambda x: x * smaller) if one.is_floating_point() else one.clone()  # noqa: B023
@@ -196,9 +199,10 @@ class Definition:
                 exact = run_plainly(self._exact, upcast(other), self._task, {})
                 again = run_plainly(self._plain, other, self._task, {})
             except Exception:  # a definition may refuse such inputs: then its error is what was seen
-                return
+                break
             floats = {name: one for name, one in again.items() if one.is_floating_point() or one.is_complex()}
             draws.append({name: measure_errors(floats.get(name, one), widest(one)) for name, one in exact.items()})
+        return has_few
 
 
 def upcast(inputs: Inputs) -> dict[str, Tensor]:

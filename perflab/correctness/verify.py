@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perflab.correctness.budget import MIN_PLAIN_ROWS, Errors, fewest_rows, measure_errors
+from perflab.correctness.budget import MIN_PLAIN_ROWS, Errors, measure_errors
 from perflab.correctness.compare import Report, compare_all
 from perflab.correctness.definition import IS_RANDOM, random_states, repeats, upcast, with_float64
 from perflab.correctness.diagnosis import Evidence, Explain
@@ -104,7 +104,7 @@ def verify(
             if not all(repeats(one, theirs[name]) for name, one in mine.items()):
                 raise ValueError(f"{which} {IS_RANDOM}")
     draws = [answer.plain_errors() for answer in answers]
-    while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / fewest_rows(answers[0].plain)):
+    while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / _fewest_rows(answers[0].plain)):
         seed = seeds[1] + len(draws)
         fresh = {name: task.upstream(answers[0].plain[name], seed) for name in task.gradient_of}
         draws.append(answer(with_float64(_copies(make_inputs(seed))), fresh, sized=False).plain_errors())
@@ -193,6 +193,16 @@ class _Answer:
 
     def plain_errors(self) -> dict[str, Errors]:
         return {name: measure_errors(self.plain[name], wanted) for name, wanted in self.reference.items()}
+
+
+def _fewest_rows(results: Mapping[str, Tensor]) -> int:
+    """Return the least number of rows of a result, without results of fewer dimensions, such as a log-sum-exp.
+
+    A row of a log-sum-exp would be a single number.
+    """
+    dimensions = max(tensor.dim() for tensor in results.values())
+    full = [tensor.shape for tensor in results.values() if tensor.dim() == dimensions]
+    return max(1, min(shape[:-1].numel() for shape in full))
 
 
 def _copies(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

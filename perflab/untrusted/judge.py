@@ -17,6 +17,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -172,11 +173,14 @@ class Judge:
                 raise UsageError(f"input {name} is a {type(one).__name__}, not a dense tensor", remedy)
         return {name: one.detach() for name, one in drawn.items()}
 
-    @property
+    @cached_property
     def kinds(self) -> list[tuple[int, int]]:
         """The kinds of calls that are all checked: the number of a shape, and of a change of values; 0 for none."""
-        changes = [0] * _CHECKS + [1, 2, 3] * self.case.terms.wide
-        return [(number, change) for number in range(len(self.case.draws)) for change in changes]
+        kinds = []
+        for number, draw in enumerate(self.case.draws):
+            changes = range(1, 1 + len(wider(self.fresh(draw)))) if self.case.terms.wide else ()
+            kinds += [(number, change) for change in (*[0] * _CHECKS, *changes)]
+        return kinds
 
     def probe(self, candidate: Stranger, kind: tuple[int, int]) -> None:
         """Make a call of a kind that is not timed, and check it; none where the definition takes no such values."""
@@ -192,13 +196,11 @@ class Judge:
         process: Stranger,
         sets: Sequence[Mapping[str, Tensor]],
         reason: Reason = Reason.RAISED,
-        *,
-        records: bool = False,
     ) -> Span:
         """Make calls with these inputs in a process; count those of the candidate, and end by what it does instead."""
         is_candidate = process.role is Role.CANDIDATE
         with refusing(reason) if is_candidate else contextlib.nullcontext():
-            span = process.span([list(one.values()) for one in sets], Manner(records=records))
+            span = process.span([list(one.values()) for one in sets])
         self.calls += len(sets) * is_candidate
         return span
 
@@ -286,7 +288,8 @@ class Judge:
         has_cuda = self._device.type == "cuda"
         with contextlib.suppress(RaisedError, EndedError, UnfitError):
             sets = [self._draws[0]]
-            span = self.span(candidate, sets, records=has_cuda)
+            self.calls += 1
+            span = candidate.span([list(sets[0].values())], Manner(records=has_cuda))
             self.looked = candidate.look()
             refuse_work_outside(self.looked.device_ns, span.ns)
             for rival in rivals[:1]:

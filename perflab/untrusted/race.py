@@ -53,6 +53,8 @@ _CHECK_LONG = 0.5
 """The share of calls that are checked where one is so long that it makes a row; a check takes longer than the call."""
 _PROBE = 0.5
 """The share of pairs of turns after which, by chance, a call of other values or another shape is checked."""
+_AS_TIMED = (0, 0)
+"""The kind of the calls that are timed: the first shape, values as they are drawn."""
 _SHORTEST_NS = 1.0
 """The time in nanoseconds of a call that took no longer than the question did."""
 _RESOLVED_NS = 100_000
@@ -100,8 +102,9 @@ class Race:
             for place in interleave.places(list(self._sides), 1, (), self._draw):
                 found[place.side].append(self._turn(place.side))
             taken.turns.append(found)
-            if self._draw.random() < _PROBE:
-                self._judge.probe(self._sides[CANDIDATE], self._draw.choice(self._judge.kinds))
+            others = [kind for kind in self._judge.kinds if kind != _AS_TIMED]
+            if others and self._draw.random() < _PROBE:
+                self._judge.probe(self._sides[CANDIDATE], self._draw.choice(others))
         return taken.concluded(Limits(budget_ns, self._terms.threshold))
 
     def _sets(self, number: int) -> list[dict[str, Tensor]]:

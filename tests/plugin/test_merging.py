@@ -244,13 +244,10 @@ def test_a_case_that_takes_its_worker_down_has_failed(suite: Suite) -> None:
     assert "other tests failed: test_plain.py::test_plain\n" in text
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1", "-p", "xdist.plugin")], ids=["alone", "workers"])
-def test_cases_that_x_did_not_reach_are_missing_until_they_have_run_and_deselected_ones_never(
-    suite: Suite, workers: tuple[str, ...]
-) -> None:
+def test_cases_that_x_did_not_reach_are_missing_until_they_have_run_and_deselected_ones_never(suite: Suite) -> None:
     (suite.path / "broken1").touch()
-    assert suite.run("-k", "second", *workers, json="selected.json").ret == 1
-    assert suite.run("-x", "-k", "second or third", *workers, json="stopped.json").ret == 1
+    assert suite.run("-k", "second", json="selected.json").ret == 1
+    assert suite.run("-x", "-k", "second or third", json="stopped.json").ret == 1
     (suite.path / "broken1").unlink()
     assert suite.run("-k", "second", json="again.json").ret == 0
     assert suite.perflab("merge", "selected.json", "again.json")[0] == 0
