@@ -256,13 +256,17 @@ def _facts(key: Key, before: Total | None, now: Total | None, shifts: Shifts) ->
             category, change_ns = (now or old).category, round(one.change_ns, 1)
             yield Change(key, round(one.more, 2), change_ns, category, line, spot or line, shapes, within)
         return
+    gone, come = (_more_shapes(old, new), _more_shapes(new, old))
     direct = sum(new.direct.values()) - sum(old.direct.values())
-    if direct > HALF and all(is_whole(often) for one in (old, new) for often in one.direct.values()):
+    if (
+        not (gone and come)
+        and direct > HALF
+        and all(is_whole(often) for one in (old, new) for often in one.direct.values())
+    ):
         # As many calls as before, which another operator made: a loop in place of ``_foreach``.
         line = max(new.direct, key=lambda one: new.direct[one])
         yield Change(key, round(direct, 2), round(new.time_ns - old.time_ns, 1), new.category, line, line)
         return
-    gone, come = (_more_shapes(old, new), _more_shapes(new, old))
     if gone and come:
         change_ns = apart.change_ns if apart.come else new.time_ns - old.time_ns
         line = _longest(apart.come) or new.line

@@ -613,6 +613,14 @@ SAID: dict[str, tuple[Profile, Profile, float | None]] = {
         only(changed(at(9, "lerp_", 15e3), instances=14)),
         None,
     ),
+    "as many calls on larger inputs, made directly now": (
+        only(
+            row("aten::linear", 1e5, 4, "net", shapes="8x8", line="net.py:8"),
+            row("aten::mm", 8e5, 4, "net", shapes="8x8", within="aten::linear", line="net.py:8"),
+        ),
+        only(row("aten::mm", 8e6, 4, "net", shapes="64x64", line="net.py:8")),
+        7.1e6,
+    ),
     "views by the line of Python that calls them": (
         only(views(24)),
         only(views(48), row("", 1e4, 24, "blocks.*", category="python", line="net.py:31")),

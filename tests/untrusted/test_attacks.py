@@ -51,7 +51,7 @@ def judged(kind: str, name: str, holding: Holding, budget_s: float = 0.6) -> Jud
         definition=task.definition,
         plain=task.definition,
         draws=[task.inputs],
-        rivals=[Source("the reference", Entry(name="tests.untrusted.task:definition"))],
+        rivals=[Source("the reference", Entry(name="task:definition", source=(HERE / "task.py").read_text()))],
         terms=Terms(budget_s=budget_s),
     )
     if name in ("hangs", "says_that_it_lives"):

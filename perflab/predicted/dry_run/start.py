@@ -9,6 +9,7 @@ import pytest
 
 from perflab.base.errors import DeviceError, SettingError, UsageError
 from perflab.predicted.gpus import Gpu, parse_modelled
+from perflab.running.config.kinds import is_worker
 from perflab.running.config.run_mode import refusing
 
 VARIABLE = "PERFLAB_DRY_RUN"
@@ -56,7 +57,7 @@ def enter(config: pytest.Config) -> None:
     """
     given = config.known_args_namespace.perf_dry_run
     given = config.getini("perf_dry_run") if given is None else given
-    if is_dry_run() or hasattr(config, "workerinput"):
+    if is_dry_run() or is_worker(config):
         return
     arguments = [str(one) for one in config.invocation_params.args]
     with refusing(config):
