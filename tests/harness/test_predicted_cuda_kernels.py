@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from perflab.internals.of_torch import TorchDispatchMode
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.cuda.kernels import ON_CUDA, OnCuda
@@ -187,11 +189,48 @@ def test_a_softmax_that_is_safe_of_empty_rows_masks_them_in_place() -> None:
     assert hidden_bytes("aten::_safe_softmax", [meta(2, 4, 8, 16), -1]) == 1024 + 64 + 4
 
 
+class Dispatched(TorchDispatchMode):
+    """Asks a question while it dispatches an operator, as a trace does."""
+
+    found: tuple[int, int] | None = None
+
+    def __init__(self, ask: Callable[[], tuple[int, int]]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found = self.ask()
+        return func(*args, **(kwargs or {}))
+
+
+def asked(call: Call, arguments: list[Any]) -> tuple[int, int]:
+    """Launches and bytes in passing."""
+    blocks = ON_CUDA.blocks_of(call.name, arguments, call.keywords)
+    return ON_CUDA.launches_of(call.name, arguments, call.keywords), sum(blocks)
+
+
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name.removeprefix("aten::"))
 def test_a_call_launches_and_takes_what_it_did_on_cuda(call: Call) -> None:
     arguments = call.arguments(meta)
-    assert ON_CUDA.launches_of(call.name, arguments, call.keywords) == call.launches
-    assert sum(ON_CUDA.blocks_of(call.name, arguments, call.keywords)) == call.hidden_bytes
+    assert asked(call, arguments) == (call.launches, call.hidden_bytes)
+    with Dispatched(lambda: asked(call, arguments)) as within:
+        meta(1).neg()
+    assert within.found == (call.launches, call.hidden_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("roll", lambda: [meta(64, 32).T, [1], [0]], (2, 8192)),
+        ("_cdist_backward", lambda: [meta(64, 128), meta(32, 64).T, meta(128, 32), 2.0, meta(64, 128)], (3, 1_056_768)),
+        ("_safe_softmax", lambda: [meta(8, 64, dtype=torch.float16), -1, FP32], (6, 2048)),
+    ],
+)
+def test_a_trace_sees_the_calls_of_composite_operators(name: str, arguments: Any, expected: tuple[int, int]) -> None:
+    call = Call(getattr(torch.ops.aten, name).default, arguments, *expected)
+    with Dispatched(lambda: asked(call, arguments())) as within:
+        meta(1).neg()
+    assert within.found == expected
 
 
 SIZES = (3 * CHUNK, 40 * CHUNK + 1, 5)

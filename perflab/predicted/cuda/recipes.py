@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from perflab.internals.of_torch import TorchDispatchMode
-from perflab.internals.of_torch.dispatch import aten, dispatch_modes_off, without_torch_function
+from perflab.internals.of_torch.dispatch import aten, dispatch_modes_off, is_composite, without_torch_function
 from perflab.internals.of_torch.tracing import storage_key
 from perflab.predicted.trace.operators import is_operator, kind_of, tensors_in
 
@@ -70,6 +70,9 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if is_operator(func) and is_composite(func):  # within another dispatch nothing has taken it apart
+            with self:
+                return func.decompose(*args, **kwargs)
         known = {storage_key(one.untyped_storage()) for one in tensors_in((args, kwargs))}
         result = func(*args, **kwargs)
         kind = kind_of(func) if is_operator(func) else None
