@@ -17,7 +17,7 @@ from perflab.predicted.cuda.kernels import ON_CUDA, OnCuda
 from perflab.predicted.cuda.reductions import Processor
 from perflab.predicted.prediction import Work, traced
 from perflab.predicted.trace.trace import CHUNK, MOST_BLOCKS, MOST_TENSORS, Lists, Part
-from tests.harness.routed_calls import CALLS, Call
+from tests.harness.routed_calls import ATEN, CALLS, Call
 from tests.harness.traced import ops, phased
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -227,10 +227,35 @@ def test_a_call_launches_and_takes_what_it_did_on_cuda(call: Call) -> None:
     ],
 )
 def test_a_trace_sees_the_calls_of_composite_operators(name: str, arguments: Any, expected: tuple[int, int]) -> None:
-    call = Call(getattr(torch.ops.aten, name).default, arguments, *expected)
+    call = Call(getattr(ATEN, name).default, arguments, *expected)
     with Dispatched(lambda: asked(call, arguments())) as within:
         meta(1).neg()
     assert within.found == expected
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments", "launches", "hidden_bytes"),
+    [
+        (ATEN.abs.out, [meta(64, dtype=torch.complex64)], 2, 512),
+        (ATEN.angle.out, [meta(64, dtype=torch.complex64)], 2, 512),
+        (ATEN.pow.Scalar_out, [2.0, meta(64)], 2, 8),
+        (ATEN.mse_loss.out, [meta(64), meta(64)], 2, 256),
+        (ATEN.logsumexp.out, [meta(64, 64), [0]], 9, 16640),
+        (ATEN.binary_cross_entropy.out, [meta(64), meta(64)], 3, 4),
+        (ATEN.multinomial.out, [meta(8, 1000), 4], 14, 32138),
+    ],
+)
+def test_a_call_that_is_given_its_result_is_one_that_makes_it(
+    operator: Any, arguments: list[Any], launches: int, hidden_bytes: int
+) -> None:
+    call = Call(operator, lambda _: arguments, launches, hidden_bytes, {"out": meta(0)})
+    assert asked(call, arguments) == (launches, hidden_bytes)
+
+
+def test_a_transform_into_a_given_result_is_predicted() -> None:
+    x, out = torch.randn(4, 8, dtype=torch.complex64), torch.empty(4, 8, dtype=torch.complex64)
+    trace = traced(Work(lambda _mark: torch.fft.fft(x, out=out), (x, out)), ON_CUDA).trace
+    assert [op.name for op in ops(trace)] == ["aten::_fft_c2c"]
 
 
 SIZES = (3 * CHUNK, 40 * CHUNK + 1, 5)

@@ -78,12 +78,15 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = kind_of(func) if is_operator(func) else None
         if kind is None or kind.is_view:
             return result
-        made = {storage_key(one.untyped_storage()): one.untyped_storage() for one in tensors_in(result)}
+        results = list(tensors_in(result))
+        made = {storage_key(one.untyped_storage()): one.untyped_storage() for one in results}
         for key in made.keys() - known:
             self._alive[key] = made[key].nbytes()
             weakref.finalize(made[key], self._alive.pop, key, None)
         blocks: tuple[int, ...] = ()
-        if kind.launches and (not made or made.keys() - known or kind.writes or kind.writes_by_name):
+        is_work = not made or made.keys() - known or kind.writes or kind.writes_by_name
+        is_empty = results and not any(one.numel() for one in results)
+        if kind.launches and is_work and not is_empty:
             self._launches += self._hidden.launches_of(kind.name, args, kwargs)
             blocks = self._hidden.blocks_of(kind.name, args, kwargs)
         self._moments.append((dict(self._alive), blocks))
@@ -250,7 +253,11 @@ def _elementwise_loss(self: Tensor, target: Tensor, reduction: int = _MEAN, *_: 
 
 
 def _logsumexp(self: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    """``logsumexp_out_impl`` in ``ReduceOps.cpp``."""
+    """``logsumexp_out_impl`` in ``ReduceOps.cpp``; integers are converted first."""
+    if not (self.is_floating_point() or self.is_complex()):
+        self = self.to(torch.get_default_dtype())
+    if not self.numel():
+        return self.exp().sum(dim, keepdim=keepdim).log_()
     largest = torch.amax(self, dim, keepdim=True)
     largest.masked_fill_(largest.abs() == math.inf, 0)
     result: Tensor = (self - largest).exp_().sum(dim, keepdim=True).log_().add_(largest)
