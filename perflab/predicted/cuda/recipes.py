@@ -113,11 +113,16 @@ def _reduced(losses: Tensor, reduction: int) -> Tensor:
 
 
 def _addbmm(self: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, **_: Any) -> Tensor:
-    """``addbmm_impl_`` in ``LinearAlgebra.cpp``: one product after the other."""
-    result = self.expand(left.shape[1], right.shape[2]).clone()
+    """``addbmm_impl_`` in ``LinearAlgebra.cpp``, which ignores the summand if it is multiplied by 0."""
+    result = self.new_empty((left.shape[1], right.shape[2]))
+    return _add_products(result if beta == 0 else result.copy_(self), left, right)
+
+
+def _add_products(self: Tensor, left: Tensor, right: Tensor, **_: Any) -> Tensor:
+    """``addbmm_impl_`` in ``LinearAlgebra.cpp``: one product after the other; without one, the summand is scaled."""
     for one, other in zip(left, right, strict=True):
-        result.addmm_(one, other)
-    return result
+        self.addmm_(one, other)
+    return self if len(left) else self.mul_(1)
 
 
 def _multinomial(self: Tensor, num_samples: int, replacement: bool = False, **_: Any) -> Tensor:
@@ -266,8 +271,24 @@ def _logsumexp(self: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
 
 def _is_finite(self: Tensor) -> Tensor:
     """``TensorCompare.cpp``; in C++ all parts of an expression live until its end."""
+    if self.is_complex():
+        return _is_finite(self.real).logical_and_(_is_finite(self.imag))
+    if not self.is_floating_point():
+        return torch.ones_like(self, dtype=torch.bool)
     parts = self == self, self.abs()
     return parts[0] * (parts[1] != math.inf)
+
+
+def _is_infinite(self: Tensor) -> Tensor:
+    """``TensorCompare.cpp``: complex numbers part by part."""
+    if self.is_complex():
+        return _is_infinite(self.real).logical_or_(_is_infinite(self.imag))
+    return self.abs() == math.inf if self.is_floating_point() else torch.zeros_like(self, dtype=torch.bool)
+
+
+def _count_nonzero(self: Tensor, dim: int | list[int] | None = None) -> Tensor:
+    """``count_nonzero_cuda`` in ``TensorAdvancedIndexing.cpp``: the sum of what differs from 0."""
+    return (self if self.dtype == torch.bool else self != 0).sum(dim)
 
 
 def _soft_margin(self: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
@@ -296,12 +317,13 @@ RECIPES: dict[str, Callable[..., Any]] = {
     "_fft_r2c": _real_to_complex,
     "_safe_softmax": _safe_softmax,
     "addbmm": _addbmm,
+    "addbmm_": _add_products,
     "binary_cross_entropy": _cross_entropy,
-    "count_nonzero": lambda self, dim=None: (self != 0).sum(dim),
+    "count_nonzero": _count_nonzero,
     "dist": lambda self, other, p=2: (self - other).norm(p),
     "huber_loss": _elementwise_loss,
     "isfinite": _is_finite,
-    "isinf": lambda self: self.abs() == math.inf,
+    "isinf": _is_infinite,
     "logsumexp": _logsumexp,
     "mse_loss": _elementwise_loss,
     "multinomial": _multinomial,
