@@ -382,6 +382,14 @@ def test_two_gradients_of_one_operand_are_added_up_in_place() -> None:
     assert "aten::add" not in [alloc.operator for alloc in allocs(squared)]
 
 
+def test_a_sum_that_is_a_nodes_own_work_is_not_in_place() -> None:
+    """``atan2``'s ``x * x + y * y``, although both gradients go to one place."""
+    x = torch.randn(1024, requires_grad=True)
+    trace = traced(work(lambda: torch.autograd.grad(torch.atan2(x, x).sum(), x), x), Hidden()).trace
+    names = [event.operator if isinstance(event, Alloc) else "" for event in trace.events]
+    assert "aten::add" in names[: names.index("aten::reciprocal")]
+
+
 def test_what_only_changes_a_view_in_place_is_no_work() -> None:
     x = torch.randn(4, 8)
     trace = traced(work(lambda: (x * 2).t_().unsqueeze_(0), x), Hidden()).trace

@@ -18,16 +18,16 @@ from torch import Tensor
 from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.dispatch import aten, dispatch_modes_off, is_composite, without_torch_function
 from perflab.internals.of_torch.tracing import storage_key
+from perflab.predicted.cuda.norms import MEAN, NO_REDUCTION
+from perflab.predicted.cuda.sorting import ONE_TILE
 from perflab.predicted.trace.operators import is_operator, kind_of, tensors_in
 
 if TYPE_CHECKING:
     from perflab.predicted.trace.operators import Hidden
 
 _CALLS = "know what an operator calls in turn"
-_NO_REDUCTION, _MEAN = 0, 1
 _FEW_ROWS = 25
 """The most rows of which ``cdist`` computes Euclidean distances one by one."""
-ONE_TILE = 2304
 
 
 class Inside(NamedTuple):
@@ -109,7 +109,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _reduced(losses: Tensor, reduction: int) -> Tensor:
-    return losses if reduction == _NO_REDUCTION else losses.mean() if reduction == _MEAN else losses.sum()
+    return losses if reduction == NO_REDUCTION else losses.mean() if reduction == MEAN else losses.sum()
 
 
 def _addbmm(self: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, **_: Any) -> Tensor:
@@ -242,19 +242,19 @@ def _safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> T
     return torch.where(rows, out.new_zeros(()), out, out=out)
 
 
-def _cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN) -> Tensor:
+def _cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
     """``binary_cross_entropy_out_cuda`` in ``cuda/Loss.cu``; the result keeps the memory of the losses."""
     losses = self - target
     if weight is not None:
         losses.mul_(weight)
-    if reduction != _NO_REDUCTION:
+    if reduction != NO_REDUCTION:
         losses.copy_(_reduced(losses, reduction))
     return losses
 
 
-def _elementwise_loss(self: Tensor, target: Tensor, reduction: int = _MEAN, *_: Any) -> Tensor:
-    """``Loss.cpp``: the losses by one kernel."""
-    return _reduced((self - target), reduction)
+def _elementwise_loss(self: Tensor, target: Tensor, reduction: int = MEAN, *_: Any) -> Tensor:
+    """Compute a loss that one kernel gives for each element, then their mean or sum, as in ``Loss.cpp``."""
+    return _reduced(self - target, reduction)
 
 
 def _logsumexp(self: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
@@ -291,13 +291,13 @@ def _count_nonzero(self: Tensor, dim: int | list[int] | None = None) -> Tensor:
     return (self if self.dtype == torch.bool else self != 0).sum(dim)
 
 
-def _soft_margin(self: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+def _soft_margin(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """``soft_margin_loss_out`` in ``Loss.cpp``; the result keeps the memory of the losses."""
     losses = self.neg().mul_(target).exp_().log1p_()
-    return losses if reduction == _NO_REDUCTION else losses.copy_(_reduced(losses, reduction))
+    return losses if reduction == NO_REDUCTION else losses.copy_(_reduced(losses, reduction))
 
 
-def _soft_margin_backward(grad: Tensor, self: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+def _soft_margin_backward(grad: Tensor, self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """``soft_margin_loss_backward_out`` in ``Loss.cpp``."""
     negative = -target
     product = negative * self
