@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from perflab.internals.of_torch import TorchDispatchMode
+from perflab.internals.of_torch.tracing import storage_key
+from perflab.predicted.cuda import recipes
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.cuda.kernels import ON_CUDA, OnCuda
@@ -256,6 +259,21 @@ def test_a_transform_into_a_given_result_is_predicted() -> None:
     x, out = torch.randn(4, 8, dtype=torch.complex64), torch.empty(4, 8, dtype=torch.complex64)
     trace = traced(Work(lambda _mark: torch.fft.fft(x, out=out), (x, out)), ON_CUDA).trace
     assert [op.name for op in ops(trace)] == ["aten::_fft_c2c"]
+
+
+def test_a_result_at_the_address_of_memory_that_was_freed_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each storage has the lowest address that is free."""
+    used: dict[int, int] = {}
+
+    def lowest(storage: torch.UntypedStorage) -> int:
+        key = storage_key(storage)
+        if key not in used:
+            used[key] = next(one for one in itertools.count() if one not in used.values())
+            weakref.finalize(storage, used.pop, key)
+        return used[key]
+
+    monkeypatch.setattr(recipes, "storage_key", lowest)
+    assert hidden_bytes("aten::_cdist_forward", [meta(3, 64, 32), meta(3, 128, 32), 2.0, None]) == 78336
 
 
 SIZES = (3 * CHUNK, 40 * CHUNK + 1, 5)

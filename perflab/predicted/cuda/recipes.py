@@ -65,7 +65,9 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._hidden = hidden
         self._launches = 0
-        self._alive: dict[int, int] = {}
+        self._alive: dict[int, tuple[int, int]] = {}
+        """The number and the bytes of each storage, by a key that a later storage may have again."""
+        self._made = 0
         self._moments: list[tuple[dict[int, int], tuple[int, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,7 +83,8 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = list(tensors_in(result))
         made = {storage_key(one.untyped_storage()): one.untyped_storage() for one in results}
         for key in made.keys() - known:
-            self._alive[key] = made[key].nbytes()
+            self._made += 1
+            self._alive[key] = self._made, made[key].nbytes()
             weakref.finalize(made[key], self._alive.pop, key, None)
         blocks: tuple[int, ...] = ()
         is_work = not made or made.keys() - known or kind.writes or kind.writes_by_name
@@ -89,16 +92,17 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.launches and is_work and not is_empty:
             self._launches += self._hidden.launches_of(kind.name, args, kwargs)
             blocks = self._hidden.blocks_of(kind.name, args, kwargs)
-        self._moments.append((dict(self._alive), blocks))
+        self._moments.append((dict(self._alive.values()), blocks))
         return result
 
     def beside(self, result: Any) -> Inside:
         """Return the work beside the result, which is taken to be there from the beginning."""
-        own = {storage_key(one.untyped_storage()): one.untyped_storage().nbytes() for one in tensors_in(result)}
+        storages = {storage_key(one): one for one in (tensor.untyped_storage() for tensor in tensors_in(result))}
+        own = dict(self._alive.get(key, (-key, one.nbytes())) for key, one in storages.items())
         worst: list[int] = []
         for alive, blocks in self._moments:
-            found = sorted([*(size for key, size in alive.items() if key not in own), *blocks], reverse=True)
-            missing = sum(size for key, size in own.items() if key not in alive)
+            found = sorted([*(size for made, size in alive.items() if made not in own), *blocks], reverse=True)
+            missing = sum(size for made, size in own.items() if made not in alive)
             while found and missing:  # what the result will take later is free by then
                 largest = found.pop(0)
                 missing, largest = max(0, missing - largest), max(0, largest - missing)
