@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from perflab.internals.of_torch import TorchDispatchMode
+from perflab.internals.of_torch.tracing import storage_key
+from perflab.predicted.cuda import recipes
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.cuda.kernels import ON_CUDA, OnCuda
 from perflab.predicted.cuda.reductions import Processor
 from perflab.predicted.prediction import Work, traced
 from perflab.predicted.trace.trace import CHUNK, MOST_BLOCKS, MOST_TENSORS, Lists, Part
-from tests.harness.routed_calls import CALLS, Call
+from tests.harness.routed_calls import ATEN, CALLS, Call
 from tests.harness.traced import ops, phased
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -187,11 +192,88 @@ def test_a_softmax_that_is_safe_of_empty_rows_masks_them_in_place() -> None:
     assert hidden_bytes("aten::_safe_softmax", [meta(2, 4, 8, 16), -1]) == 1024 + 64 + 4
 
 
+class Dispatched(TorchDispatchMode):
+    """Asks a question while it dispatches an operator, as a trace does."""
+
+    found: tuple[int, int] | None = None
+
+    def __init__(self, ask: Callable[[], tuple[int, int]]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found = self.ask()
+        return func(*args, **(kwargs or {}))
+
+
+def asked(call: Call, arguments: list[Any]) -> tuple[int, int]:
+    """Launches and bytes in passing."""
+    blocks = ON_CUDA.blocks_of(call.name, arguments, call.keywords)
+    return ON_CUDA.launches_of(call.name, arguments, call.keywords), sum(blocks)
+
+
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name.removeprefix("aten::"))
 def test_a_call_launches_and_takes_what_it_did_on_cuda(call: Call) -> None:
     arguments = call.arguments(meta)
-    assert ON_CUDA.launches_of(call.name, arguments, call.keywords) == call.launches
-    assert sum(ON_CUDA.blocks_of(call.name, arguments, call.keywords)) == call.hidden_bytes
+    assert asked(call, arguments) == (call.launches, call.hidden_bytes)
+    with Dispatched(lambda: asked(call, arguments)) as within:
+        meta(1).neg()
+    assert within.found == (call.launches, call.hidden_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("roll", lambda: [meta(64, 32).T, [1], [0]], (2, 8192)),
+        ("_cdist_backward", lambda: [meta(64, 128), meta(32, 64).T, meta(128, 32), 2.0, meta(64, 128)], (3, 1_056_768)),
+        ("_safe_softmax", lambda: [meta(8, 64, dtype=torch.float16), -1, FP32], (6, 2048)),
+    ],
+)
+def test_a_trace_sees_the_calls_of_composite_operators(name: str, arguments: Any, expected: tuple[int, int]) -> None:
+    call = Call(getattr(ATEN, name).default, arguments, *expected)
+    with Dispatched(lambda: asked(call, arguments())) as within:
+        meta(1).neg()
+    assert within.found == expected
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments", "launches", "hidden_bytes"),
+    [
+        (ATEN.abs.out, [meta(64, dtype=torch.complex64)], 2, 512),
+        (ATEN.angle.out, [meta(64, dtype=torch.complex64)], 2, 512),
+        (ATEN.pow.Scalar_out, [2.0, meta(64)], 2, 8),
+        (ATEN.mse_loss.out, [meta(64), meta(64)], 2, 256),
+        (ATEN.logsumexp.out, [meta(64, 64), [0]], 9, 16640),
+        (ATEN.binary_cross_entropy.out, [meta(64), meta(64)], 3, 4),
+        (ATEN.multinomial.out, [meta(8, 1000), 4], 14, 32138),
+    ],
+)
+def test_a_call_that_is_given_its_result_is_one_that_makes_it(
+    operator: Any, arguments: list[Any], launches: int, hidden_bytes: int
+) -> None:
+    call = Call(operator, lambda _: arguments, launches, hidden_bytes, {"out": meta(0)})
+    assert asked(call, arguments) == (launches, hidden_bytes)
+
+
+def test_a_transform_into_a_given_result_is_predicted() -> None:
+    x, out = torch.randn(4, 8, dtype=torch.complex64), torch.empty(4, 8, dtype=torch.complex64)
+    trace = traced(Work(lambda _mark: torch.fft.fft(x, out=out), (x, out)), ON_CUDA).trace
+    assert [op.name for op in ops(trace)] == ["aten::_fft_c2c"]
+
+
+def test_a_result_at_the_address_of_memory_that_was_freed_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each storage has the lowest address that is free."""
+    used: dict[int, int] = {}
+
+    def lowest(storage: torch.UntypedStorage) -> int:
+        key = storage_key(storage)
+        if key not in used:
+            used[key] = next(one for one in itertools.count() if one not in used.values())
+            weakref.finalize(storage, used.pop, key)
+        return used[key]
+
+    monkeypatch.setattr(recipes, "storage_key", lowest)
+    assert hidden_bytes("aten::_cdist_forward", [meta(3, 64, 32), meta(3, 128, 32), 2.0, None]) == 78336
 
 
 SIZES = (3 * CHUNK, 40 * CHUNK + 1, 5)

@@ -355,11 +355,39 @@ def test_transforms_of_torch_func_are_traced() -> None:
     assert (allocs(trace)[-1].operator, allocs(trace)[-1].size_bytes) == ("aten::mul", x.nbytes)
 
 
+def test_transforms_of_torch_func_within_others_are_traced_and_what_follows_is_saved_again() -> None:
+    x, weight = torch.randn(4), torch.randn(4, requires_grad=True)
+
+    def cubes(x: Tensor) -> Tensor:
+        return (x**3).sum()
+
+    def run() -> Tensor:
+        for function in (
+            torch.func.grad(lambda x: torch.func.grad(cubes)(x).sum()),
+            torch.func.jacrev(torch.func.grad(cubes)),
+        ):
+            function(x)
+        torch.func.vmap(torch.func.grad(lambda x: torch.func.grad(cubes)(x).sum()))(x.expand(4, 4))
+        return weight.exp()
+
+    trace = traced(work(run, x, weight), Hidden()).trace
+    assert "aten::exp" in [op.name for op in ops(trace)]
+    assert [use.saved.shape for use in trace.uses.values() if use.saved is not None] == [(4,)]
+
+
 def test_two_gradients_of_one_operand_are_added_up_in_place() -> None:
     x = torch.randn(1024, requires_grad=True)
     squared = traced(work(lambda: torch.autograd.grad((x * x).sum(), x), x), Hidden()).trace
     assert [op.name for op in ops(squared)].count("aten::add") == 1
     assert "aten::add" not in [alloc.operator for alloc in allocs(squared)]
+
+
+def test_a_sum_that_is_a_nodes_own_work_is_not_in_place() -> None:
+    """``atan2``'s ``x * x + y * y``, although both gradients go to one place."""
+    x = torch.randn(1024, requires_grad=True)
+    trace = traced(work(lambda: torch.autograd.grad(torch.atan2(x, x).sum(), x), x), Hidden()).trace
+    names = [event.operator if isinstance(event, Alloc) else "" for event in trace.events]
+    assert "aten::add" in names[: names.index("aten::reciprocal")]
 
 
 def test_what_only_changes_a_view_in_place_is_no_work() -> None:

@@ -227,6 +227,11 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
+def _without_out(keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a call's keywords without ``out``: the rules are those of a call that makes its result."""
+    return {key: value for key, value in keywords.items() if key != "out"} if "out" in keywords else keywords
+
+
 _LAUNCH_NOTHING = frozenset(("new_empty", "new_empty_strided", "lift_fresh", "_local_scalar_dense", "record_stream"))
 
 _HIDDEN: dict[str, Callable[..., int]] = {
@@ -303,7 +308,7 @@ class OnCuda(Hidden):
         those of its dispatch. The number of blocks depends on the operator alone: a block that a call does not need has
         0 bytes. The result is empty if no temporary block of the operator is known.
         """
-        name = name.removeprefix("aten::")
+        name, kwargs = name.removeprefix("aten::"), _without_out(kwargs)
         within = inside(name, args, kwargs, self)
         if within is not None:
             return within.blocks
@@ -331,7 +336,7 @@ class OnCuda(Hidden):
 
         1 for an operator without a rule; 0 for an operator that only allocates memory, or works on the host.
         """
-        name = name.removeprefix("aten::")
+        name, kwargs = name.removeprefix("aten::"), _without_out(kwargs)
         if name.startswith("empty") or name in _LAUNCH_NOTHING:
             return 0
         if name.startswith(_OVER_LISTS) and args and _is_list(args[0]):

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor, bfloat16, float16, float32
 
 _FLOAT32 = 4
-_NO_REDUCTION, _MEAN = 0, 1
+NO_REDUCTION, MEAN = 0, 1
+"""The values of a loss's argument ``reduction``: ``at::Reduction``."""
 
 
 def _group_norm(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> int:
@@ -73,11 +74,11 @@ def _bce(
     target: Tensor,
     weight: Tensor | None = None,
     pos_weight: Tensor | None = None,
-    reduction: int = _MEAN,
+    reduction: int = MEAN,
 ) -> int:
     """Bytes of the logarithms, of the loss of each element if it is reduced, and of the factors of ``pos_weight``."""
-    blocks = 1 + (reduction != _NO_REDUCTION) + (pos_weight is not None)
-    return blocks * tensor.nbytes - (pos_weight is not None and reduction != _NO_REDUCTION) * tensor.element_size()
+    blocks = 1 + (reduction != NO_REDUCTION) + (pos_weight is not None)
+    return blocks * tensor.nbytes - (pos_weight is not None and reduction != NO_REDUCTION) * tensor.element_size()
 
 
 def _bce_launches(
@@ -85,21 +86,21 @@ def _bce_launches(
     target: Tensor,
     weight: Tensor | None = None,
     pos_weight: Tensor | None = None,
-    reduction: int = _MEAN,
+    reduction: int = MEAN,
 ) -> int:
-    return 5 + (weight is not None) + 4 * (pos_weight is not None) + (reduction != _NO_REDUCTION)
+    return 5 + (weight is not None) + 4 * (pos_weight is not None) + (reduction != NO_REDUCTION)
 
 
 def _probability_loss_backward_launches(
-    grad: Tensor, tensor: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
+    grad: Tensor, tensor: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
 ) -> int:
     """Launches: the gradients, their product with the weight, their division by the number of elements."""
-    return 1 + (weight is not None) + (reduction == _MEAN)
+    return 1 + (weight is not None) + (reduction == MEAN)
 
 
 def _nll_2d_launches(tensor: Tensor, target: Tensor, weight: Tensor | None, reduction: int, *_: Any) -> int:
     """Launches: zeros and the losses; their sum; the division by the sum of weights."""
-    return 2 if reduction == _NO_REDUCTION else 3 + (reduction == _MEAN)
+    return 2 if reduction == NO_REDUCTION else 3 + (reduction == MEAN)
 
 
 HIDDEN: dict[str, Callable[..., int]] = {

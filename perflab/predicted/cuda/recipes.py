@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from perflab.internals.of_torch import TorchDispatchMode
-from perflab.internals.of_torch.dispatch import aten, dispatch_modes_off, without_torch_function
+from perflab.internals.of_torch.dispatch import aten, dispatch_modes_off, is_composite, without_torch_function
 from perflab.internals.of_torch.tracing import storage_key
+from perflab.predicted.cuda.norms import MEAN, NO_REDUCTION
+from perflab.predicted.cuda.sorting import ONE_TILE
 from perflab.predicted.trace.operators import is_operator, kind_of, tensors_in
 
 if TYPE_CHECKING:
     from perflab.predicted.trace.operators import Hidden
 
 _CALLS = "know what an operator calls in turn"
-_NO_REDUCTION, _MEAN = 0, 1
 _FEW_ROWS = 25
 """The most rows of which ``cdist`` computes Euclidean distances one by one."""
-ONE_TILE = 2304
 
 
 class Inside(NamedTuple):
@@ -65,34 +65,44 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._hidden = hidden
         self._launches = 0
-        self._alive: dict[int, int] = {}
+        self._alive: dict[int, tuple[int, int]] = {}
+        """The number and the bytes of each storage, by a key that a later storage may have again."""
+        self._made = 0
         self._moments: list[tuple[dict[int, int], tuple[int, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if is_operator(func) and is_composite(func):  # within another dispatch nothing has taken it apart
+            with self:
+                return func.decompose(*args, **kwargs)
         known = {storage_key(one.untyped_storage()) for one in tensors_in((args, kwargs))}
         result = func(*args, **kwargs)
         kind = kind_of(func) if is_operator(func) else None
         if kind is None or kind.is_view:
             return result
-        made = {storage_key(one.untyped_storage()): one.untyped_storage() for one in tensors_in(result)}
+        results = list(tensors_in(result))
+        made = {storage_key(one.untyped_storage()): one.untyped_storage() for one in results}
         for key in made.keys() - known:
-            self._alive[key] = made[key].nbytes()
+            self._made += 1
+            self._alive[key] = self._made, made[key].nbytes()
             weakref.finalize(made[key], self._alive.pop, key, None)
         blocks: tuple[int, ...] = ()
-        if kind.launches and (not made or made.keys() - known or kind.writes or kind.writes_by_name):
+        is_work = not made or made.keys() - known or kind.writes or kind.writes_by_name
+        is_empty = results and not any(one.numel() for one in results)
+        if kind.launches and is_work and not is_empty:
             self._launches += self._hidden.launches_of(kind.name, args, kwargs)
             blocks = self._hidden.blocks_of(kind.name, args, kwargs)
-        self._moments.append((dict(self._alive), blocks))
+        self._moments.append((dict(self._alive.values()), blocks))
         return result
 
     def beside(self, result: Any) -> Inside:
         """Return the work beside the result, which is taken to be there from the beginning."""
-        own = {storage_key(one.untyped_storage()): one.untyped_storage().nbytes() for one in tensors_in(result)}
+        storages = {storage_key(one): one for one in (tensor.untyped_storage() for tensor in tensors_in(result))}
+        own = dict(self._alive.get(key, (-key, one.nbytes())) for key, one in storages.items())
         worst: list[int] = []
         for alive, blocks in self._moments:
-            found = sorted([*(size for key, size in alive.items() if key not in own), *blocks], reverse=True)
-            missing = sum(size for key, size in own.items() if key not in alive)
+            found = sorted([*(size for made, size in alive.items() if made not in own), *blocks], reverse=True)
+            missing = sum(size for made, size in own.items() if made not in alive)
             while found and missing:  # what the result will take later is free by then
                 largest = found.pop(0)
                 missing, largest = max(0, missing - largest), max(0, largest - missing)
@@ -103,15 +113,20 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _reduced(losses: Tensor, reduction: int) -> Tensor:
-    return losses if reduction == _NO_REDUCTION else losses.mean() if reduction == _MEAN else losses.sum()
+    return losses if reduction == NO_REDUCTION else losses.mean() if reduction == MEAN else losses.sum()
 
 
 def _addbmm(self: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, **_: Any) -> Tensor:
-    """``addbmm_impl_`` in ``LinearAlgebra.cpp``: one product after the other."""
-    result = self.expand(left.shape[1], right.shape[2]).clone()
+    """``addbmm_impl_`` in ``LinearAlgebra.cpp``, which ignores the summand if it is multiplied by 0."""
+    result = self.new_empty((left.shape[1], right.shape[2]))
+    return _add_products(result if beta == 0 else result.copy_(self), left, right)
+
+
+def _add_products(self: Tensor, left: Tensor, right: Tensor, **_: Any) -> Tensor:
+    """``addbmm_impl_`` in ``LinearAlgebra.cpp``: one product after the other; without one, the summand is scaled."""
     for one, other in zip(left, right, strict=True):
-        result.addmm_(one, other)
-    return result
+        self.addmm_(one, other)
+    return self if len(left) else self.mul_(1)
 
 
 def _multinomial(self: Tensor, num_samples: int, replacement: bool = False, **_: Any) -> Tensor:
@@ -231,23 +246,27 @@ def _safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> T
     return torch.where(rows, out.new_zeros(()), out, out=out)
 
 
-def _cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN) -> Tensor:
+def _cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
     """``binary_cross_entropy_out_cuda`` in ``cuda/Loss.cu``; the result keeps the memory of the losses."""
     losses = self - target
     if weight is not None:
         losses.mul_(weight)
-    if reduction != _NO_REDUCTION:
+    if reduction != NO_REDUCTION:
         losses.copy_(_reduced(losses, reduction))
     return losses
 
 
-def _elementwise_loss(self: Tensor, target: Tensor, reduction: int = _MEAN, *_: Any) -> Tensor:
-    """``Loss.cpp``: the losses by one kernel."""
-    return _reduced((self - target), reduction)
+def _elementwise_loss(self: Tensor, target: Tensor, reduction: int = MEAN, *_: Any) -> Tensor:
+    """Compute a loss that one kernel gives for each element, then their mean or sum, as in ``Loss.cpp``."""
+    return _reduced(self - target, reduction)
 
 
 def _logsumexp(self: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    """``logsumexp_out_impl`` in ``ReduceOps.cpp``."""
+    """``logsumexp_out_impl`` in ``ReduceOps.cpp``; integers are converted first."""
+    if not (self.is_floating_point() or self.is_complex()):
+        self = self.to(torch.get_default_dtype())
+    if not self.numel():
+        return self.exp().sum(dim, keepdim=keepdim).log_()
     largest = torch.amax(self, dim, keepdim=True)
     largest.masked_fill_(largest.abs() == math.inf, 0)
     result: Tensor = (self - largest).exp_().sum(dim, keepdim=True).log_().add_(largest)
@@ -256,17 +275,33 @@ def _logsumexp(self: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
 
 def _is_finite(self: Tensor) -> Tensor:
     """``TensorCompare.cpp``; in C++ all parts of an expression live until its end."""
+    if self.is_complex():
+        return _is_finite(self.real).logical_and_(_is_finite(self.imag))
+    if not self.is_floating_point():
+        return torch.ones_like(self, dtype=torch.bool)
     parts = self == self, self.abs()
     return parts[0] * (parts[1] != math.inf)
 
 
-def _soft_margin(self: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+def _is_infinite(self: Tensor) -> Tensor:
+    """``TensorCompare.cpp``: complex numbers part by part."""
+    if self.is_complex():
+        return _is_infinite(self.real).logical_or_(_is_infinite(self.imag))
+    return self.abs() == math.inf if self.is_floating_point() else torch.zeros_like(self, dtype=torch.bool)
+
+
+def _count_nonzero(self: Tensor, dim: int | list[int] | None = None) -> Tensor:
+    """``count_nonzero_cuda`` in ``TensorAdvancedIndexing.cpp``: the sum of what differs from 0."""
+    return (self if self.dtype == torch.bool else self != 0).sum(dim)
+
+
+def _soft_margin(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """``soft_margin_loss_out`` in ``Loss.cpp``; the result keeps the memory of the losses."""
     losses = self.neg().mul_(target).exp_().log1p_()
-    return losses if reduction == _NO_REDUCTION else losses.copy_(_reduced(losses, reduction))
+    return losses if reduction == NO_REDUCTION else losses.copy_(_reduced(losses, reduction))
 
 
-def _soft_margin_backward(grad: Tensor, self: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+def _soft_margin_backward(grad: Tensor, self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """``soft_margin_loss_backward_out`` in ``Loss.cpp``."""
     negative = -target
     product = negative * self
@@ -286,12 +321,13 @@ RECIPES: dict[str, Callable[..., Any]] = {
     "_fft_r2c": _real_to_complex,
     "_safe_softmax": _safe_softmax,
     "addbmm": _addbmm,
+    "addbmm_": _add_products,
     "binary_cross_entropy": _cross_entropy,
-    "count_nonzero": lambda self, dim=None: (self != 0).sum(dim),
+    "count_nonzero": _count_nonzero,
     "dist": lambda self, other, p=2: (self - other).norm(p),
     "huber_loss": _elementwise_loss,
     "isfinite": _is_finite,
-    "isinf": lambda self: self.abs() == math.inf,
+    "isinf": _is_infinite,
     "logsumexp": _logsumexp,
     "mse_loss": _elementwise_loss,
     "multinomial": _multinomial,

@@ -48,6 +48,8 @@ _CPU_FLASH = {
 }
 """The FLOP formulas of the attention operators in PyTorch's CPU build, for which PyTorch's counter has none."""
 _ADDED_UP = "aten::add"
+_SUMS_ITSELF = "Atan2Backward0"
+"""A node whose own work has a sum: of several sums that it runs, none is known to be autograd's."""
 _OWN_WORK = {"aten::logical_and": "aten::logical_and_", "aten::masked_fill": "aten::masked_fill_"}
 """The operators by which a node changes in place what it has made itself."""
 _WRITTEN_INTO_ZEROS = {
@@ -272,6 +274,8 @@ def in_place(operator: str, made_in: int | None) -> str | None:
 
 
 def _gives_twice(node: Any) -> bool:
-    """Whether a backward node gives two gradients to the same input of the same node, as of ``x * x``."""
+    """Whether a backward node, which sums nothing itself, gives one input of a node two gradients, as of ``x * x``."""
+    if node.name() == _SUMS_ITSELF:
+        return False
     given = [one for one in node.next_functions if one[0] is not None]
     return len(set(given)) < len(given)

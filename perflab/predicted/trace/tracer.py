@@ -461,17 +461,26 @@ def _in_order(events: list[Event], at_once: set[int]) -> Iterator[Event]:
 
 
 def _paused(saving: torch.autograd.graph.saved_tensors_hooks) -> Callable[[str], Any]:
-    """Return a ``disable_saved_tensors_hooks``, which ``torch.func`` calls, that takes off the tracer's hooks first."""
+    """Return a ``disable_saved_tensors_hooks``, which ``torch.func`` calls, that takes off the tracer's hooks first.
+
+    A transform within another one finds them taken off.
+    """
     disable: Any = torch.autograd.graph.disable_saved_tensors_hooks
+    depth = 0
 
     @contextlib.contextmanager
     def paused(error_message: str) -> Iterator[None]:
-        saving.__exit__()
+        nonlocal depth
+        if not depth:
+            saving.__exit__()
+        depth += 1
         try:
             with disable(error_message):
                 yield
         finally:
-            saving.__enter__()
+            depth -= 1
+            if not depth:
+                saving.__enter__()
 
     return paused
 
