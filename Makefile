@@ -14,6 +14,9 @@ MODEL ?= small
 # Every group of cases is measured in turn; what does not fit into so many seconds is counted, with the command that runs it.
 SECONDS ?= 155
 
+# Modules are compiled when they are first imported, and have to be kept: a process that compiles PyTorch's takes ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: perf gate predict studies memory kernels startup attack site docs versions release test cuda correctness check types format clean
 
 perf: $(INSTALLED)
@@ -52,11 +55,10 @@ startup: $(INSTALLED)
 attack: $(INSTALLED)
 	PERFLAB_ATTACK=1 $(BIN)/pytest tests/harness/test_damage.py tests/harness/test_escaping.py tests/harness/test_files.py tests/plugin/test_hostile.py
 
-# Stories start hundreds of processes: without compiled modules on disk each compiles all of perflab, half a second of work.
 # A test that hangs ends its worker after ten minutes, with all stacks, and fails alone. PyTorch's threads sleep while they
 # have no work: spinning, they take the cores from the other worker's processes, a tenth of all processor time.
 test: $(INSTALLED)
-	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true \
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true \
 		tests/harness tests/plugin tests/correctness tests/nocuda tests/untrusted
 
 # Memory and counts of the lab's own cases against baselines/: one operator more in the model fails on every machine. Memory
@@ -135,8 +137,8 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Installs again only when what is to be installed has changed. Modules are compiled when they are first imported: few are, and
-# compiling all takes most of an installation.
+# Installs again only when what is to be installed has changed. Compiling all modules would take most of an installation: few
+# are ever imported.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "perflab needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
