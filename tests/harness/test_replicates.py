@@ -69,7 +69,7 @@ def test_further_replicates_are_taken_within_what_is_left_of_the_runs_time(
 
     monkeypatch.setattr(replicates, "measure_fresh", fresh)
     monkeypatch.setattr(replicates, "replicate_of", restless)
-    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=lambda _name: None))
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=lambda _name: None), stash=pytest.Stash())
     chosen = [result(outcome=record(replicate(100 * MS, neighbours_cores=1.6)))]
     taking = Replicates(config, chosen, 3, TotalBudget(total_s, lambda: now_s), [])
     taking.take()
@@ -92,7 +92,7 @@ def test_what_one_device_measured_is_kept_when_the_process_of_another_fails(
 
     monkeypatch.setattr(replicates, "measure_fresh", fresh)
     monkeypatch.setattr(replicates, "device_turn", lambda *_: nullcontext())
-    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=lambda _name: None))
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=lambda _name: None), stash=pytest.Stash())
     chosen = [result(case=f"t.py::test[{device}]", outcome=record(device=device)) for device in ("cuda:0", "cuda:1")]
     notes: list[str] = []
     taking = Replicates(config, chosen, 3, TotalBudget(None, lambda: 0.0), notes)
