@@ -90,7 +90,7 @@ class AllNotes(Notes):
         self.selected: list[str] = []
         """Node ids of the perf cases that are to run, in order."""
         self.reached: set[str] = set()
-        """Node ids of all tests that have begun, perf cases or not."""
+        """Node ids of all tests that have begun, perf cases or not; pytest-xdist may add ``@group`` to one."""
         self.seen: list[object] = []
         """The collection of each process, as plain data; None for a process that crashed."""
 
@@ -113,7 +113,7 @@ class AllNotes(Notes):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Pass on the results of perf cases; for other tests, note failures."""
-        self.reached.add(self.case_of(report))
+        self.reached.add(report.nodeid)
         if report.when == "setup":  # a test that is run again: its earlier failure no longer counts
             self.failures.pop(report.nodeid, None)
         if hasattr(report, UNTIMED):

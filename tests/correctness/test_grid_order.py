@@ -22,6 +22,9 @@ from perflab.lab.launch import is_interpreted
 from tests.studies.attention_order import Program, ideal_cycles, in_sections, schedule
 
 pytestmark = pytest.mark.correctness
+RUNS = pytest.mark.skipif(
+    not is_interpreted() and not torch.cuda.is_available(), reason="kernels need a GPU or Triton's interpreter"
+)
 CAUSAL, FULL = Scoring(1.0, None, None, 0), Scoring(1.0, None, None, None)
 
 
@@ -34,7 +37,7 @@ def _write_places(tiles_ptr, heads_ptr, num_tiles, section):
 
 
 @pytest.mark.parametrize(("num_tiles", "num_heads", "section"), [(3, 8, 2), (1, 6, 3), (4, 6, 6), (5, 3, 1)])
-@pytest.mark.skipif(not is_interpreted() and not torch.cuda.is_available(), reason="needs a place to run kernels")
+@RUNS
 def test_programs_take_sections_of_heads_in_turn_and_in_each_first_tiles_before_second_ones(
     num_tiles: int, num_heads: int, section: int, device: torch.device
 ) -> None:
@@ -63,7 +66,7 @@ def test_a_section_is_as_many_heads_as_l2_holds_in_equal_sections_and_whole_grou
     assert heads(16, 16, batch=0) == 1
 
 
-@pytest.mark.skipif(not is_interpreted(), reason="sections are as many on a GPU, and tests of all masks run there")
+@RUNS
 @pytest.mark.parametrize("impl", ["triton", "triton-one-pass"])
 def test_attention_is_right_in_several_sections(
     impl: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
