@@ -117,20 +117,20 @@ def _reduced(losses: Tensor, reduction: int) -> Tensor:
 
 
 def _addbmm(self: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, **_: Any) -> Tensor:
-    """``addbmm_impl_`` in ``LinearAlgebra.cpp``, which ignores the summand if it is multiplied by 0."""
+    """Add products to the summand, or to zeros if it is multiplied by 0 (``addbmm_impl_``, ``LinearAlgebra.cpp``)."""
     result = self.new_empty((left.shape[1], right.shape[2]))
     return _add_products(result if beta == 0 else result.copy_(self), left, right)
 
 
 def _add_products(self: Tensor, left: Tensor, right: Tensor, **_: Any) -> Tensor:
-    """``addbmm_impl_`` in ``LinearAlgebra.cpp``: one product after the other; without one, the summand is scaled."""
+    """Add one product after the other; without one, scale the summand (``addbmm_impl_``, ``LinearAlgebra.cpp``)."""
     for one, other in zip(left, right, strict=True):
         self.addmm_(one, other)
     return self if len(left) else self.mul_(1)
 
 
 def _multinomial(self: Tensor, num_samples: int, replacement: bool = False, **_: Any) -> Tensor:
-    """``multinomial_out`` in ``Distributions.cpp``; several with replacement: ``cuda/MultinomialKernel.cu``."""
+    """Check and draw samples: ``multinomial_out`` in ``Distributions.cpp``, ``cuda/MultinomialKernel.cu``."""
     result = self.new_empty((*self.shape[:-1], num_samples), dtype=torch.int64)
     if replacement and num_samples > 1:
         rows = (self.unsqueeze(0) if self.dim() == 1 else self).clone()
@@ -151,7 +151,7 @@ def _multinomial(self: Tensor, num_samples: int, replacement: bool = False, **_:
 
 
 def _roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
-    """``roll_cuda`` in ``cuda/TensorTransformations.cu``: one dimension after the other."""
+    """Roll one dimension after the other, each into a copy (``roll_cuda`` in ``cuda/TensorTransformations.cu``)."""
     kept = [self]
     for _ in range(max(1, len(dims))):
         kept.append(kept[-1].contiguous().clone())
@@ -159,7 +159,7 @@ def _roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tens
 
 
 def _cdist(left: Tensor, right: Tensor, p: float, mode: int | None = None) -> Tensor:
-    """``cdist_impl`` in ``Distance.cpp``: Euclidean distances of more than 25 rows come from one product."""
+    """Compute distances; Euclidean ones of more than 25 rows by one product (``cdist_impl`` in ``Distance.cpp``)."""
     if p == 2 and (mode == 1 or (mode in (None, 0) and max(left.shape[-2], right.shape[-2]) > _FEW_ROWS)):
         batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])  # type: ignore[no-untyped-call]
         left, right = (one.expand(*batch, *one.shape[-2:]) for one in (left, right))
@@ -168,14 +168,14 @@ def _cdist(left: Tensor, right: Tensor, p: float, mode: int | None = None) -> Te
 
 
 def _cdist_backward(grad: Tensor, left: Tensor, right: Tensor, p: float, distances: Tensor) -> Tensor:
-    """``_cdist_backward`` in ``cuda/DistanceKernel.cu``: every difference, then the sum over the second operand."""
+    """Make every difference, then sum over the second operand (``_cdist_backward`` in ``cuda/DistanceKernel.cu``)."""
     left, right = left.contiguous(), right.contiguous()
     differences = left.new_empty((right.shape[-2], *left.shape)).fill_(0)
     return differences.sum(0)
 
 
 def _euclidean(left: Tensor, right: Tensor) -> Tensor:
-    """``_euclidean_dist`` in ``Distance.cpp``."""
+    """Compute Euclidean distances by one product of padded operands (``_euclidean_dist`` in ``Distance.cpp``)."""
     squares = left.pow(2).sum(-1, keepdim=True)
     ones = torch.ones_like(squares)
     others = right.pow(2).sum(-1, keepdim=True)
@@ -221,7 +221,7 @@ def _real_to_complex(self: Tensor, dims: Sequence[int], normalization: int, is_h
 
 
 def _randperm(n: int, *_: Any, **__: Any) -> Tensor:
-    """``randperm_out_cuda`` in ``cuda/Randperm.cu``: keys so wide that they hardly repeat, and a sort by them."""
+    """Draw keys so wide that they hardly repeat, and sort by them (``randperm_out_cuda`` in ``cuda/Randperm.cu``)."""
     result = torch.empty(n, dtype=torch.int64, device="meta")
     if not n:
         return result
@@ -239,7 +239,7 @@ def _randperm(n: int, *_: Any, **__: Any) -> Tensor:
 
 
 def _safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """``transformers/attention.cpp``: rows of minus infinity become 0, in place."""
+    """Take a softmax, and set rows of minus infinity to 0 in place (``transformers/attention.cpp``)."""
     out = torch.softmax(self, dim, dtype)
     hidden = self == -math.inf
     rows = hidden.all(dim, keepdim=True)
@@ -247,7 +247,7 @@ def _safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> T
 
 
 def _cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
-    """``binary_cross_entropy_out_cuda`` in ``cuda/Loss.cu``; the result keeps the memory of the losses."""
+    """Compute the losses, whose memory the result keeps (``binary_cross_entropy_out_cuda`` in ``cuda/Loss.cu``)."""
     losses = self - target
     if weight is not None:
         losses.mul_(weight)
@@ -262,7 +262,7 @@ def _elementwise_loss(self: Tensor, target: Tensor, reduction: int = MEAN, *_: A
 
 
 def _logsumexp(self: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    """``logsumexp_out_impl`` in ``ReduceOps.cpp``; integers are converted first."""
+    """Convert integers, then sum exponentials below the largest (``logsumexp_out_impl`` in ``ReduceOps.cpp``)."""
     if not (self.is_floating_point() or self.is_complex()):
         self = self.to(torch.get_default_dtype())
     if not self.numel():
@@ -274,7 +274,7 @@ def _logsumexp(self: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
 
 
 def _is_finite(self: Tensor) -> Tensor:
-    """``TensorCompare.cpp``; in C++ all parts of an expression live until its end."""
+    """Combine two comparisons, whose operands all live until the end (``isfinite`` in ``TensorCompare.cpp``)."""
     if self.is_complex():
         return _is_finite(self.real).logical_and_(_is_finite(self.imag))
     if not self.is_floating_point():
@@ -284,25 +284,25 @@ def _is_finite(self: Tensor) -> Tensor:
 
 
 def _is_infinite(self: Tensor) -> Tensor:
-    """``TensorCompare.cpp``: complex numbers part by part."""
+    """Compare with infinity, complex numbers part by part (``isinf`` in ``TensorCompare.cpp``)."""
     if self.is_complex():
         return _is_infinite(self.real).logical_or_(_is_infinite(self.imag))
     return self.abs() == math.inf if self.is_floating_point() else torch.zeros_like(self, dtype=torch.bool)
 
 
 def _count_nonzero(self: Tensor, dim: int | list[int] | None = None) -> Tensor:
-    """``count_nonzero_cuda`` in ``TensorAdvancedIndexing.cpp``: the sum of what differs from 0."""
+    """Sum what differs from 0 (``count_nonzero_cuda`` in ``TensorAdvancedIndexing.cpp``)."""
     return (self if self.dtype == torch.bool else self != 0).sum(dim)
 
 
 def _soft_margin(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    """``soft_margin_loss_out`` in ``Loss.cpp``; the result keeps the memory of the losses."""
+    """Compute the losses, whose memory the result keeps (``soft_margin_loss_out`` in ``Loss.cpp``)."""
     losses = self.neg().mul_(target).exp_().log1p_()
     return losses if reduction == NO_REDUCTION else losses.copy_(_reduced(losses, reduction))
 
 
 def _soft_margin_backward(grad: Tensor, self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    """``soft_margin_loss_backward_out`` in ``Loss.cpp``."""
+    """Compute the gradient of a soft margin loss (``soft_margin_loss_backward_out`` in ``Loss.cpp``)."""
     negative = -target
     product = negative * self
     power = product.exp()
