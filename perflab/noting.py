@@ -89,7 +89,7 @@ class AllNotes(Notes):
         """Node ids of every perf case, selected or not, in order; empty unless some were selected."""
         self.selected: list[str] = []
         """Node ids of the perf cases that are to run, in order."""
-        self.reached: set[str] = set()
+        self._begun: set[str] = set()
         """Node ids of all tests that have begun, perf cases or not; pytest-xdist may add ``@group`` to one."""
         self.seen: list[object] = []
         """The collection of each process, as plain data; None for a process that crashed."""
@@ -113,7 +113,7 @@ class AllNotes(Notes):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Pass on the results of perf cases; for other tests, note failures."""
-        self.reached.add(report.nodeid)
+        self._begun.add(report.nodeid)
         if report.when == "setup":  # a test that is run again: its earlier failure no longer counts
             self.failures.pop(report.nodeid, None)
         if hasattr(report, UNTIMED):
@@ -128,6 +128,11 @@ class AllNotes(Notes):
         """Return the case of a report whose node id may end in ``@group``, as in pytest-xdist's reports of crashes."""
         plain = report.nodeid.rpartition("@")[0]
         return plain if report.nodeid not in self.cases and plain in self.cases else report.nodeid
+
+    def unreached(self) -> list[str]:
+        """Return the selected perf cases that have not begun."""
+        begun = self._begun | {name.rpartition("@")[0] for name in self._begun}
+        return [case for case in self.selected if case not in begun]
 
 
 NOTES: pytest.StashKey[Notes] = pytest.StashKey()

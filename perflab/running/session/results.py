@@ -238,8 +238,6 @@ class Collected:
         self._notes.append(f"wrote {shown(self._settings.json, self._config)}")
 
     def _document(self, exitstatus: int) -> Document:
-        begun = self._noted.reached
-        reached = begun | {name.rpartition("@")[0] for name in begun}
         return Document(
             schema=SCHEMA,
             perflab=perflab.__version__,
@@ -253,7 +251,7 @@ class Collected:
             total_budget_s=self._settings.total_budget_s,
             findings=self._findings,
             other_failures=list(self._noted.failures),
-            unreached=[case for case in self._noted.selected if case not in reached],
+            unreached=self._noted.unreached(),
             preface=self.preface or [],
             stale=self._gone,
         )
