@@ -7,7 +7,7 @@ candidate; ValueError where the reference itself is NaN, since nothing can be ri
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,12 +29,32 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 METRIC_NAMES = {"max": "max", "mean": "mean", "relative_norm": "norm", "worst_row": "worst row"}
 
 
+# Larger elements hide smaller ones, in which no digit is right where the error is so much of their norm. They are
+# looked at by decades of sizes that have one of so many elements, and no fewer than these, and as the smaller half.
+_LOST, _SHARE, _FEWEST = 0.5, 64, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Elements of like size without a right digit, though plain's have one: the error's share of their norm.
+
+    `decade` is the power of ten that their sizes have at least; None for the smaller half of all elements.
+    """
+
+    decade: int | None
+    share: float
+
+    def __str__(self) -> str:
+        which = "its smaller half" if self.decade is None else f"elements of 1e{self.decade} to 1e{self.decade + 1}"
+        return f"no digit is right in {which}: the error is {self.share:.2g} of their norm"
+
+
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """The measured errors of a tensor that could be compared.
 
     `index`, `got` and `wanted` belong to the worst element; `off` counts the elements past their budget, and
-    `region` holds for each dimension the first and last index of such elements.
+    `region` holds for each dimension the first and last index of such elements. `lost` tells of smaller elements.
     """
 
     errors: Errors
@@ -46,6 +66,7 @@ class Numbers:
     off: int
     non_finite: int
     region: tuple[tuple[int, int], ...]
+    lost: Lost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +82,8 @@ class TensorReport:
     @property
     def ok(self) -> bool:
         """Whether the tensor is within budget, and finite where it should be."""
-        return self.numbers is not None and not (self.numbers.exceeded or self.numbers.non_finite)
+        numbers = self.numbers
+        return numbers is not None and not (numbers.exceeded or numbers.non_finite or numbers.lost)
 
     def __str__(self) -> str:
         if self.numbers is None:
@@ -137,7 +159,11 @@ def compare(
         return TensorReport(name, tuple(got.shape), got.dtype, None, mismatch)
     reference = reference.detach().to(got.device)
     budget = derive_budget(plain, reference, got.dtype, multiple=multiple, magnitude=magnitude, other_draws=other_draws)
-    return TensorReport(name, tuple(got.shape), got.dtype, _measure(got.detach(), reference, budget))
+    report = TensorReport(name, tuple(got.shape), got.dtype, _measure(got.detach(), reference, budget))
+    # An integer of any size may be an index, which is as wrong beside a small one as beside a large one.
+    if report.numbers and report.ok and (plain.is_floating_point() or plain.is_complex()):
+        return replace(report, numbers=replace(report.numbers, lost=_lost(got.detach(), reference, plain, magnitude)))
+    return report
 
 
 def _mismatch(got: Tensor, reference: Tensor, plain: Tensor) -> str:
@@ -148,6 +174,31 @@ def _mismatch(got: Tensor, reference: Tensor, plain: Tensor) -> str:
     if got.device != plain.device:
         return f"it is on {got.device}, wanted on {plain.device}"
     return ""
+
+
+def _lost(got: Tensor, reference: Tensor, plain: Tensor, magnitude: Tensor | None) -> Lost | None:
+    """Return the smaller elements in which no digit is right, beyond what rounded sums of their terms explain."""
+    error, size = error_and_size(got, reference)
+    own, _ = error_and_size(plain, reference)
+    is_normal = size > torch.finfo(plain.dtype).tiny
+    terms = size if magnitude is None else magnitude
+    decades = size.log10().floor()
+    least = max(_FEWEST, size.numel() // _SHARE)
+    found, counts = torch.unique(decades[is_normal], return_counts=True)
+    groups: list[tuple[int | None, Tensor]] = [
+        (int(decade), (decades == decade) & is_normal)
+        for decade, count in zip(found.tolist(), counts.tolist(), strict=True)
+        if count >= least
+    ]
+    if size.numel():
+        groups.append((None, (size < size.median()) & is_normal))
+    for decade, among in groups:
+        norm = float(size[among].norm())
+        explained = torch.finfo(torch.float32).eps * float(terms[among].norm())
+        wrong, of_plain = (float(one[among].norm()) for one in (error, own))
+        if wrong > _LOST * norm + explained and _LOST * norm > 10 * of_plain:
+            return Lost(decade, wrong / norm)
+    return None
 
 
 def _measure(got: Tensor, reference: Tensor, budget: Budget) -> Numbers:
@@ -216,8 +267,10 @@ def _failed(report: TensorReport, numbers: Numbers) -> str:
         lines.append(f"  {numbers.off} of {count} elements are off ({numbers.off / count:.2%}).")
         region = [str(low) if low == high else f"{low}:{high + 1}" for low, high in numbers.region]
         lines.append(f"  all of them within [{', '.join(region)}]")
-    else:
+    elif numbers.exceeded:
         lines.append("  no element alone is past its budget: the error is small and everywhere")
+    if numbers.lost:
+        lines.append(f"  {numbers.lost}")
     multiple = f"{numbers.budget.multiple:g} x plain"
     lines.append(f"  {'':9}  {'error':>9}  {'budget':>9} = {multiple:>9} + {'rounding':>9}")
     for name, error in numbers.errors.items():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from perflab.base.errors import UsageError
-from perflab.correctness.budget import MIN_PLAIN_ROWS, Errors, error_and_size, measure_errors, widest
+from perflab.correctness.budget import MIN_PLAIN_ROWS, Errors, measure_errors, widest
 from perflab.correctness.compare import Report, compare_all
 from perflab.correctness.run import Function, Task, run_plainly
 from perflab.correctness.ties import beside_ties, without_rounded_ties
@@ -26,14 +26,8 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _T = TypeVar("_T", Tensor, Tensor | None)
 _Key = TypeVar("_Key", str, int)
-_LOST = 0.5
-"""The error of elements of a result, as a share of their norm, with which no digit of them is right."""
 _DRAWS = 8
 """Inputs on which plain's errors are seen, at most, where a result has few rows; each costs two calls."""
-_FEWEST = 4
-"""The least number of elements of one decade of sizes that are looked at by themselves."""
-_SHARE = 64
-"""One of so many elements of a result has to be of a decade of sizes, if that is looked at by itself."""
 IS_RANDOM = "returned other results for the same inputs, which makes every error allowed"
 _WITHOUT_RANDOM = "leave random numbers out, such as those of dropout: model.eval()"
 Inputs = Mapping[str, Tensor]
@@ -170,15 +164,10 @@ class Definition:
         def compared(results: Mapping[str, Tensor | None]) -> Report:
             return compare_all(results, reference, plain, multiple=multiple, other_draws=draws)
 
-        report, judged = beside_ties(compared, got, reference, inputs, again)
+        report = beside_ties(compared, got, reference, inputs, again)
         if not report.ok and self._draw_more(draws, inputs, plain):
-            report, judged = beside_ties(compared, got, reference, inputs, again)
-        if not report.ok:
-            return str(report)
-        # The size of an integer is that of no error: an index is as wrong beside a small one as beside a large one.
-        floats = {name: wanted for name, wanted in reference.items() if wanted.dtype is not torch.int64}
-        lost = (_lost(name, judged[name], wanted, plain[name]) for name, wanted in floats.items())
-        return "\n".join(text for text in lost if text)
+            report = beside_ties(compared, got, reference, inputs, again)
+        return "" if report.ok else str(report)
 
     def _draw_more(self, draws: list[Mapping[str, Errors]], inputs: Inputs, plain: Inputs) -> bool:
         """Add plain's errors on inputs that are a little smaller, where a result has few rows; return whether it has.
@@ -269,34 +258,6 @@ def wider(inputs: Inputs) -> list[dict[str, Tensor]]:
         {name: rewritten(one, change) if name in floats else one.clone() for name, one in inputs.items()}
         for change in changes
     ]
-
-
-def _lost(name: str, got: Tensor | None, reference: Tensor, plain: Tensor) -> str:
-    """Return what is wrong with the smaller elements of a result, which larger ones hide; empty if nothing is.
-
-    They are looked at by decades of sizes that have enough elements, and as the smaller half of all.
-    """
-    if got is None:
-        return ""
-    error, size = error_and_size(got, reference)
-    own, _ = error_and_size(plain, reference)
-    tiny = torch.finfo(plain.dtype).tiny if plain.is_floating_point() or plain.is_complex() else 0.0
-    is_normal = size > tiny
-    decades = size.log10().floor()
-    least = max(_FEWEST, size.numel() // _SHARE)
-    groups = [
-        (f"elements of 1e{decade:g} to 1e{decade + 1:g}", among)
-        for decade in torch.unique(decades[is_normal]).tolist()
-        if int((among := (decades == decade) & is_normal).sum()) >= least
-    ]
-    if size.numel():
-        groups.append(("its smaller half", (size < size.median()) & is_normal))
-    for which, among in groups:
-        norm = float(size[among].norm())
-        share, plain_share = (float(one[among].norm()) / norm if norm else 0.0 for one in (error, own))
-        if share > _LOST > 10 * plain_share:
-            return f"{name} is wrong in {which}: error {share:.2g} of their norm"
-    return ""
 
 
 def random_states(devices: Iterable[torch.device]) -> list[Tensor]:

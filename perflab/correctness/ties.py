@@ -43,7 +43,7 @@ def beside_ties(
     reference: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],
     again: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
-) -> tuple[Report, Mapping[str, Tensor | None]]:
+) -> Report:
     """Compare results with the reference, and once more without elements that rounding decides, if those alone are off.
 
     Args:
@@ -52,25 +52,22 @@ def beside_ties(
         reference: the definition's results.
         inputs: the inputs as the candidate had them, whose dtypes say what a rounding is.
         again: calls the definition on other inputs of the same shapes, the floating ones in float64.
-
-    Returns:
-        The report, and the results that it is about.
     """
     report = compared(got)
     wrong = [one for one in report.tensors if not one.ok]
     is_rare = all(one.numbers and one.numbers.off <= _most(math.prod(one.shape)) for one in wrong)
     if not wrong or not is_rare or not any(one.is_floating_point() for one in inputs.values()):
-        return report, got
+        return report
     found = {one.name: result for one in wrong if (result := got[one.name]) is not None}
     try:
         ties = _ties(found, reference, inputs, again)
     except Exception:  # a definition may refuse such inputs: then nothing is known of ties
-        return report, got
+        return report
     if any(int(one.sum()) > _most(one.numel()) for one in ties.values()):
-        return report, got
+        return report
     settled = {name: torch.where(ties[name], reference[name].to(one.dtype), one) for name, one in found.items()}
     other = compared({**got, **settled})
-    return (other, {**got, **settled}) if other.ok else (report, got)
+    return other if other.ok else report
 
 
 def without_rounded_ties(

@@ -123,7 +123,7 @@ def verify(
         def again(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             return run_plainly(reference, upcast(inputs), task, upcast(one.run.upstream))
 
-        return beside_ties(compared, one.run.results, answer.reference, one.copies, again)[0]
+        return beside_ties(compared, one.run.results, answer.reference, one.copies, again)
 
     reports = tuple(report(one, answer) for one, answer in zip(ran, answers, strict=True))
     if all(report.ok for report in reports):

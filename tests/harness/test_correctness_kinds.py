@@ -156,7 +156,7 @@ def test_small_elements_of_many_sizes_are_looked_at_as_well(few: int) -> None:
     definition = Definition(spread, spread, normal(0))
     x = normal(1)["x"]
     assert definition.wrong({"x": x}, {"out": spread(x)}) == ""
-    assert "out is wrong in its smaller half" in (definition.wrong({"x": x}, {"out": spread(x, 0.0)}) or "")
+    assert "no digit is right in its smaller half" in (definition.wrong({"x": x}, {"out": spread(x, 0.0)}) or "")
 
 
 @pytest.mark.parametrize("rows", [(10, 60, 64), (64, 40, 0), (0, 4, 96)])
@@ -175,7 +175,12 @@ def test_elements_of_a_size_that_larger_ones_hide_are_looked_at(rows: tuple[int,
     definition = Definition(with_large, with_large, normal(0))
     inputs = normal(1)
     assert definition.wrong(inputs, {"out": with_large(inputs["x"])}) == ""
-    assert "out is wrong in elements of 1e" in (definition.wrong(inputs, {"out": with_large(inputs["x"], 0.0)}) or "")
+    assert "no digit is right in elements of 1e" in (
+        definition.wrong(inputs, {"out": with_large(inputs["x"], 0.0)}) or ""
+    )
+    verify(with_large, normal, reference=with_large, plain=with_large)
+    with pytest.raises(AssertionError, match="no digit is right in elements of 1e"):
+        verify(lambda x: with_large(x, 0.0), normal, reference=with_large, plain=with_large)
 
 
 def test_a_random_reference_is_refused_and_one_that_repeats_itself_is_not() -> None:
