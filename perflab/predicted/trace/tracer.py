@@ -53,7 +53,6 @@ from perflab.predicted.trace.operators import (
     tensors_in,
 )
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Lists, Op, Part, Place, Saved, Trace, Use
-from perflab.predicted.trace.watch import Watch
 from perflab.results.peak import GATHERED
 from perflab.results.profile import BACKWARD
 
@@ -75,7 +74,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held: the tensors alive before the run.
         spans: the phase of each span, in order; empty if there are no phases.
         hidden: the memory and launches inside of operators.
-        watch: is notified of each operator.
         seen: is notified of functional collectives, which call no backend on fake tensors.
     """
 
@@ -85,11 +83,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held: Iterable[Holding],
         spans: tuple[str, ...],
         hidden: Hidden,
-        watch: Watch | None = None,
         seen: Seen | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._book, self._hidden, self._watch, self._seen = book, hidden, watch, seen
+        self._book, self._hidden, self._seen = book, hidden, seen
         self._spans, self._span = spans, 0
         self._events: list[Event] = []
         self._held: list[Alloc] = []
@@ -124,7 +121,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Raises:
             Exception: whatever ``run`` raises.
-            CalledOff: the watch stopped the tracing.
+            CalledOff: a watch stopped the tracing.
         """
         was_on = gc.isenabled()
         gc.disable()  # until the trace is made: cycles that are freed before would count as blocks of the result
@@ -320,8 +317,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _is_composite(func) and torch.is_inference_mode_enabled():
             with self:
                 return func.decompose(*args, **kwargs)
-        if self._watch is not None:
-            self._watch.operator()
         kind = kind_of(func)
         if self._seen is not None and kind.name == _WAIT:
             return args[0]  # the tensor itself, of which its shape rule makes another one
