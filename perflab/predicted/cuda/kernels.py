@@ -1,7 +1,7 @@
 """Temporary memory of CUDA kernels, and launches per operator, which a trace of operators does not show.
 
 The rules follow PyTorch's sources; file names are relative to ``aten/src/ATen/native``. Bytes are as requested,
-unrounded, at the peak within the call. Families of operators have modules of their own (``attention_kernels``,
+unrounded, at the peak within the call. Families of operators have modules of their own (``attention``, ``norms``,
 ``sorting``, ``reductions``). Left out: cuBLAS's workspace, and cuDNN's for convolutions, whose size is unknown.
 """
 
@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from perflab.internals.of_torch.dispatch import aten
-from perflab.predicted.cuda import attention_kernels, images, norms, sorting
-from perflab.predicted.cuda.attention_kernels import ON_HOST
+from perflab.predicted.cuda import attention, norms, sorting
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.operands import copied
 from perflab.predicted.cuda.recipes import RECIPES, inside
@@ -31,11 +30,6 @@ def _convolution_launches(
     """Launches: cuDNN's kernel, and the addition of the bias, which a depthwise convolution adds in its own kernel."""
     by_channel = 1 < rest[5] == tensor.shape[1]
     return 1 + (bias is not None and not by_channel)
-
-
-def _convolution_backward_launches(*arguments: Any, **__: Any) -> int:
-    """Launches: one kernel for each requested gradient; the bias's is a sum."""
-    return int(sum(arguments[-1]))
 
 
 _FLOAT32 = 4
@@ -60,7 +54,7 @@ def check_operators() -> None:
         {
             *_HIDDEN,
             *(name.removesuffix(".dim") for name in REDUCTIONS),
-            *ON_HOST,
+            *attention.ON_HOST,
             *_LAUNCHES,
             *_LAUNCH_NOTHING,
             *RECIPES,
@@ -96,11 +90,6 @@ def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
         return 0
     most = max(math.ceil(one.numel() / CHUNK) for one in tensors)
     return len(tensors) * most * max(_FLOAT32, tensors[0].element_size())
-
-
-def _softmax_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Bytes of the gradient times the result: ``softmax_backward_cuda_out`` in ``cuda/SoftMax.cu`` multiplies first."""
-    return grad.nbytes
 
 
 def _summed_in(tensor: torch.Tensor, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> torch.dtype:
@@ -144,11 +133,6 @@ def _bias_sum(gpu: Processor, copied_bytes: int, grad: torch.Tensor, *rest: Any,
     return max(0, staged - copied_bytes)
 
 
-def _embedding_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Launches: zeros and one kernel; above 3072 tokens about 15, for a sort in passes, segments, and sums."""
-    return 2 if indices.numel() <= 3072 else 15
-
-
 def _embedding_bag_backward(
     grad: torch.Tensor, indices: torch.Tensor, offsets: Any, bags: Any, sizes: Any, largest: Any, *rest: Any, **__: Any
 ) -> int:
@@ -171,20 +155,6 @@ def _to_real(tensor: torch.Tensor) -> int:
     return int(tensor.nbytes) if tensor.is_complex() else 0
 
 
-def _pow(base: Any, *_: Any) -> int:
-    """Bytes of a number that is raised to the powers in a tensor."""
-    return 0 if isinstance(base, torch.Tensor) else _INDEX
-
-
-def _filled_launches(sizes: Sequence[int], *_: Any, **__: Any) -> int:
-    """Launches: one fill; none for an empty tensor, such as a placeholder of autograd or a library."""
-    return int(math.prod(sizes) > 0)
-
-
-def _new_filled_launches(like: torch.Tensor, sizes: Sequence[int], *_: Any, **__: Any) -> int:
-    return _filled_launches(sizes)
-
-
 def _cat_launches(tensors: Sequence[torch.Tensor], *_: Any, more_dims: int = 0, **__: Any) -> int:
     """Launches: one for 128 tensors of one dtype and at most four dimensions, else a copy for each tensor.
 
@@ -202,15 +172,6 @@ def _stack_launches(tensors: Sequence[torch.Tensor], dim: int = 0, *_: Any, **__
     return _cat_launches(tensors, more_dims=int(dim % (tensors[0].dim() + 1) == tensors[0].dim()))
 
 
-def _pad_launches(tensor: torch.Tensor, pad: Sequence[int], *_: Any, **__: Any) -> int:
-    """Launches: a fill and a copy; a copy alone if the padding only cuts off (``PadNd.cpp``)."""
-    return 2 if any(one > 0 for one in pad) else 1
-
-
-def _sum_launches(*arguments: Any, **keywords: Any) -> int:
-    return 1 + _converts(*arguments, **keywords)
-
-
 def _addmm_launches(
     bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *_: Any, beta: float = 1, **__: Any
 ) -> int:
@@ -219,8 +180,13 @@ def _addmm_launches(
     return 1 + (beta != 0 and (not is_row or bias.is_complex()))
 
 
-def _baddbmm_launches(*_: Any, beta: float = 1, **__: Any) -> int:
-    return 1 + (beta != 0)
+def _grows(tensor: torch.Tensor, kernel: Sequence[int], dilation: Any, padding: Sequence[int], stride: Any) -> bool:
+    """Whether ``im2col``'s result is larger than its argument, as which it is allocated first (``cuda/Im2Col.cu``)."""
+    places = (
+        (size + 2 * more - gap * (wide - 1) - 1) // step + 1
+        for size, wide, gap, more, step in zip(tensor.shape[-2:], kernel, dilation, padding, stride, strict=True)
+    )
+    return math.prod((*places, *kernel)) > math.prod(tensor.shape[-2:])
 
 
 def _is_list(value: Any) -> bool:
@@ -239,11 +205,12 @@ _HIDDEN: dict[str, Callable[..., int]] = {
     "abs": _to_real,
     "angle": _to_real,
     "embedding_dense_backward": _embedding_backward,
-    "pow": _pow,
-    "_softmax_backward_data": _softmax_backward,
+    "pow": lambda base, *_: 0 if isinstance(base, torch.Tensor) else _INDEX,  # a number that is raised to many powers
+    # The gradient times the result: softmax_backward_cuda_out in cuda/SoftMax.cu multiplies first.
+    "_softmax_backward_data": lambda grad, *_, **__: grad.nbytes,
     "_foreach_norm": _foreach_norm,
-    **images.HIDDEN,
-    **attention_kernels.HIDDEN,
+    "im2col": lambda tensor, *sizes: tensor.nbytes if _grows(tensor, *sizes) else 0,
+    **attention.HIDDEN,
     **norms.HIDDEN,
     **sorting.HIDDEN,
 }
@@ -255,34 +222,59 @@ _INTO_ZEROS = ("diag_embed", "diagonal_backward", "select_backward", "slice_back
 _INTO_A_COPY = ("as_strided_scatter", "diagonal_scatter", "put", "select_scatter", "slice_scatter")
 """The operators that copy their first argument and write into the copy."""
 
+_POOLS = (
+    *(f"{kind}_pool3d_backward" for kind in ("_adaptive_avg", "adaptive_max")),
+    "max_pool3d_with_indices_backward",
+    "fractional_max_pool2d_backward",
+    "fractional_max_pool3d_backward",
+    "max_unpool2d",
+    "max_unpool3d",
+    "upsample_linear1d",
+    "max_pool2d_with_indices_backward",
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool2d_backward",
+    "adaptive_max_pool2d_backward",
+)
+_PADDED_BACKWARD = tuple(f"{kind}_pad{dims}d_backward" for kind in ("reflection", "replication") for dims in (1, 2, 3))
+_UPSAMPLED_BACKWARD = (
+    "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward",
+    "_upsample_bilinear2d_aa_backward",
+    "upsample_bicubic2d_backward",
+    "upsample_trilinear3d_backward",
+)
+
 _LAUNCHES: dict[str, int | Callable[..., int]] = {
     "_embedding_bag_backward": _embedding_bag_backward_launches,
     "abs": lambda tensor: 1 + tensor.is_complex(),
     "angle": lambda tensor: 1 + tensor.is_complex(),
     "block_diag": lambda tensors: 1 + len(tensors),
-    "embedding_dense_backward": _embedding_backward_launches,
+    # Zeros and one kernel; above 3072 tokens about 15, for a sort in passes, segments, and sums.
+    "embedding_dense_backward": lambda grad, indices, *_, **__: 2 if indices.numel() <= 3072 else 15,
     "pow": lambda base, *_: 1 if isinstance(base, torch.Tensor) else 2,
     **dict.fromkeys((*_INTO_ZEROS, *_INTO_A_COPY), 2),
-    "zeros": _filled_launches,
-    "ones": _filled_launches,
-    "full": _filled_launches,
-    "new_zeros": _new_filled_launches,
-    "new_ones": _new_filled_launches,
-    "new_full": _new_filled_launches,
+    # One fill; none for an empty tensor, such as a placeholder of autograd or a library.
+    **dict.fromkeys(("zeros", "ones", "full"), lambda sizes, *_, **__: int(math.prod(sizes) > 0)),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full"), lambda like, sizes, *_, **__: int(math.prod(sizes) > 0)),
     "_softmax_backward_data": 2,  # a product before it
     "cat": _cat_launches,
     "stack": _stack_launches,
-    "constant_pad_nd": _pad_launches,
+    # A fill and a copy; a copy alone if the padding only cuts off (PadNd.cpp).
+    "constant_pad_nd": lambda tensor, pad, *_, **__: 2 if any(one > 0 for one in pad) else 1,
     "masked_fill": 2,  # a copy, then filled in place (Indexing.cu)
     **norms.LAUNCHES,
-    **dict.fromkeys(("mean", "nansum", "norm", "prod", "sum"), _sum_launches),
+    **dict.fromkeys(("mean", "nansum", "norm", "prod", "sum"), lambda *given, **named: 1 + _converts(*given, **named)),
     "addmm": _addmm_launches,
-    "addmv": _baddbmm_launches,
-    "baddbmm": _baddbmm_launches,
-    **images.LAUNCHES,
-    **attention_kernels.LAUNCHES,
+    **dict.fromkeys(("addmv", "baddbmm"), lambda *_, beta=1, **__: 1 + (beta != 0)),
+    # Zeros for the input's gradient, and the kernel.
+    **dict.fromkeys(("grid_sampler_2d_backward", "grid_sampler_3d_backward"), lambda *given: 1 + bool(given[-1][0])),
+    # One for each sample, and a copy for a result that grows.
+    "im2col": lambda tensor, *sizes: (tensor.shape[0] if tensor.dim() == 4 else 1) + _grows(tensor, *sizes),
+    # Zeros, then a kernel that adds to them.
+    **dict.fromkeys(("upsample_bicubic2d", *_POOLS, *_UPSAMPLED_BACKWARD, *_PADDED_BACKWARD), 2),
+    **attention.LAUNCHES,
     "convolution": _convolution_launches,
-    "convolution_backward": _convolution_backward_launches,
+    "convolution_backward": lambda *given, **__: int(sum(given[-1])),  # one for each gradient; the bias's is a sum
     **sorting.LAUNCHES,
 }
 
@@ -329,7 +321,7 @@ class OnCuda(Hidden):
 
     def on_host(self, name: str) -> tuple[int, ...]:
         """Return the positions of the operator's results that are in the host's memory."""
-        return ON_HOST.get(name.removeprefix("aten::"), ())
+        return attention.ON_HOST.get(name.removeprefix("aten::"), ())
 
     def launches_of(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """Return how many kernels the call launches; copies count as kernels. Views launch none, and do not come here.

@@ -27,10 +27,6 @@ def _group_norm(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *siz
     return int(2 * batch * (channels + (groups if tensor.element_size() < _FLOAT32 else 0)) * _accumulated(tensor))
 
 
-def _group_norm_launches(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> int:
-    return 2 + (sizes[2] > 1 and (weight is not None or bias is not None))
-
-
 def _group_norm_backward(*arguments: Any) -> int:
     """Bytes of two sums for each channel; for the input's gradient also two for each group, and a factor a channel."""
     weight, batch, channels, size, groups, (of_input, *_) = arguments[4:10]
@@ -63,12 +59,6 @@ def _batch_norm_launches(tensor: Tensor, weight: Tensor | None, bias: Tensor | N
     return 1 if by_cudnn else 3
 
 
-def _norm_backward_launches(*arguments: Any) -> int:
-    """Launches: the input's gradient; weight's and bias's together (``cuda/layer_norm_kernel.cu``)."""
-    of_input, *of_weights = arguments[-1]
-    return bool(of_input) + any(of_weights)
-
-
 def _bce(
     tensor: Tensor,
     target: Tensor,
@@ -81,28 +71,6 @@ def _bce(
     return blocks * tensor.nbytes - (pos_weight is not None and reduction != NO_REDUCTION) * tensor.element_size()
 
 
-def _bce_launches(
-    tensor: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = MEAN,
-) -> int:
-    return 5 + (weight is not None) + 4 * (pos_weight is not None) + (reduction != NO_REDUCTION)
-
-
-def _probability_loss_backward_launches(
-    grad: Tensor, tensor: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
-) -> int:
-    """Launches: the gradients, their product with the weight, their division by the number of elements."""
-    return 1 + (weight is not None) + (reduction == MEAN)
-
-
-def _nll_2d_launches(tensor: Tensor, target: Tensor, weight: Tensor | None, reduction: int, *_: Any) -> int:
-    """Launches: zeros and the losses; their sum; the division by the sum of weights."""
-    return 2 if reduction == NO_REDUCTION else 3 + (reduction == MEAN)
-
-
 HIDDEN: dict[str, Callable[..., int]] = {
     "binary_cross_entropy_with_logits": _bce,
     "native_group_norm": _group_norm,
@@ -110,23 +78,29 @@ HIDDEN: dict[str, Callable[..., int]] = {
 }
 
 LAUNCHES: dict[str, int | Callable[..., int]] = {
-    "_fused_rms_norm_backward": _norm_backward_launches,
-    "binary_cross_entropy_backward": _probability_loss_backward_launches,
-    "binary_cross_entropy_with_logits": _bce_launches,
+    # The input's gradient; weight's and bias's together (cuda/layer_norm_kernel.cu).
+    **dict.fromkeys(
+        ("_fused_rms_norm_backward", "native_layer_norm_backward"),
+        lambda *given: bool(given[-1][0]) + any(given[-1][1:]),
+    ),
+    # The gradients, their product with the weight, their division by the number of elements.
+    "binary_cross_entropy_backward": lambda grad, tensor, target, weight=None, reduction=MEAN: (
+        1 + (weight is not None) + (reduction == MEAN)
+    ),
+    "binary_cross_entropy_with_logits": lambda tensor, target, weight=None, pos_weight=None, reduction=MEAN: (
+        5 + (weight is not None) + 4 * (pos_weight is not None) + (reduction != NO_REDUCTION)
+    ),
     "native_batch_norm": _batch_norm_launches,
-    "native_group_norm": _group_norm_launches,
+    "native_group_norm": lambda tensor, weight, bias, *sizes: (
+        2 + (sizes[2] > 1 and (weight is not None or bias is not None))
+    ),
     "native_group_norm_backward": _group_norm_backward_launches,
-    "native_layer_norm_backward": _norm_backward_launches,
-    "nll_loss2d_forward": _nll_2d_launches,
+    # Zeros and the losses; their sum; the division by the sum of weights.
+    "nll_loss2d_forward": lambda tensor, target, weight, reduction, *_: (
+        2 if reduction == NO_REDUCTION else 3 + (reduction == MEAN)
+    ),
     # Zeros, then a kernel that writes into them (cuda/NLLLoss2d.cu, Loss.cu).
     **dict.fromkeys(
-        (
-            "huber_loss_backward",
-            "mse_loss_backward",
-            "nll_loss2d_backward",
-            "nll_loss_backward",
-            "smooth_l1_loss_backward",
-        ),
-        2,
+        (f"{loss}_backward" for loss in ("huber_loss", "mse_loss", "nll_loss2d", "nll_loss", "smooth_l1_loss")), 2
     ),
 }

@@ -160,23 +160,9 @@ def _index_put_in_place(
     return _index_put_unchecked(tensor, indices, values, accumulate) + checks
 
 
-def _index_put_launches(*arguments: Any, **keywords: Any) -> int:
-    return 1 + _index_put_in_place(*arguments, **keywords)
-
-
-def _has_bounds(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
-    """Whether ``histc`` is given bounds; with equal ones, by default 0 and 0, it finds the least and largest value."""
-    least, most = ([*arguments[1:3], 0, 0][at] for at in (0, 1))
-    return bool(keywords.get("min", least) != keywords.get("max", most))
-
-
-def _histc(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
-    return 0 if _has_bounds(arguments, keywords) or not tensor.numel() else 2 * tensor.element_size()
-
-
-def _histc_launches(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
-    """Launches: zeros, the counts, and one more to find bounds that are not given (``cuda/SummaryOps.cu``)."""
-    return 1 + (1 + (not _has_bounds(arguments, keywords)) if tensor.numel() else 0)
+def _finds_bounds(tensor: Tensor, bins: int = 100, min: float = 0, max: float = 0, **_: Any) -> bool:
+    """Whether ``histc`` finds the least and largest value first, since its bounds are equal, by default 0 and 0."""
+    return tensor.numel() > 0 and min == max
 
 
 def _weights_converted(weights: Tensor | None) -> bool:
@@ -188,10 +174,6 @@ def _bincount(tensor: Tensor, weights: Tensor | None = None, *_: Any, **__: Any)
     if not tensor.numel():
         return 0
     return 2 * tensor.element_size() + (tensor.numel() * 8 if _weights_converted(weights) else 0)
-
-
-def _bincount_launches(tensor: Tensor, weights: Tensor | None = None, *_: Any, **__: Any) -> int:
-    return 3 + _weights_converted(weights) if tensor.numel() else 1
 
 
 def grouped_mm_launches(
@@ -213,7 +195,7 @@ HIDDEN: dict[str, Callable[..., int]] = {
     "index_put": _index_put,
     "index_put_": _index_put,
     "_index_put_impl_": _index_put,
-    "histc": _histc,
+    "histc": lambda tensor, *given, **named: 2 * tensor.element_size() * _finds_bounds(tensor, *given, **named),
     "bincount": _bincount,
 }
 
@@ -221,11 +203,12 @@ LAUNCHES: dict[str, int | Callable[..., int]] = {
     "sort": _sort_launches,
     "topk": _topk_launches,
     "cumsum": _cumsum_launches,
-    "index_put": _index_put_launches,
+    "index_put": lambda *given, **named: 1 + _index_put_in_place(*given, **named),  # a copy before it
     "index_put_": _index_put_in_place,
     "_index_put_impl_": _index_put_unchecked,
-    "histc": _histc_launches,
-    "bincount": _bincount_launches,
+    # Zeros, the counts, and one more to find bounds that are not given (cuda/SummaryOps.cu).
+    "histc": lambda tensor, *given, **named: 1 + (tensor.numel() > 0) + _finds_bounds(tensor, *given, **named),
+    "bincount": lambda tensor, weights=None, *_, **__: 3 + _weights_converted(weights) if tensor.numel() else 1,
     # A copy, then the operator in place.
     "scatter": 2,
     "scatter_add": 2,
