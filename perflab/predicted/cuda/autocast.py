@@ -30,7 +30,13 @@ from perflab.internals.of_torch.dispatch import (
     registered_for,
     schema_of,
 )
-from perflab.internals.of_torch.patched import attributes_replaced, casts_of_custom_functions, casts_of_custom_operators
+from perflab.internals.of_torch.patched import (
+    CAST_OF_CUSTOM_FUNCTIONS,
+    CASTS_OF_CUSTOM_OPERATORS,
+    Private,
+    Replacement,
+    attributes_replaced,
+)
 from perflab.internals.of_torch.tracing import is_view
 
 _KEY = "AutocastCPU"
@@ -221,7 +227,7 @@ def _unknown(operator: Any) -> Any:
     return kernel
 
 
-def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
+def _questions(casts: _Casts) -> list[Replacement]:
     """Return replacements of the functions that get or set autocast's state: CUDA's state is the CPU's."""
 
     def device(name: str) -> str:
@@ -229,22 +235,18 @@ def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
 
     autocast: Any = torch.autocast
     initialise = autocast.__init__
-    of_functions, of_operators = casts_of_custom_functions(), casts_of_custom_operators()
-    cast, cast_for_others = getattr(*of_functions), getattr(*of_operators[0])
 
     def initialise_here(self: Any, device_type: str, *arguments: Any, **keywords: Any) -> None:
         initialise(self, device(device_type) if isinstance(device_type, str) else device_type, *arguments, **keywords)
 
-    def cast_here(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-        return cast(value, device(device_type), dtype)
-
-    def cast_for_others_here(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-        return cast_for_others(value, device(device_type), dtype)
+    def casting(private: Private) -> Replacement:
+        owner, name = private.target()
+        cast = getattr(owner, name)
+        return owner, name, lambda value, device_type, dtype: cast(value, device(device_type), dtype)
 
     return [
         (autocast, "__init__", initialise_here),
-        (*of_functions, cast_here),
-        *((*target, cast_for_others_here) for target in of_operators),
+        *map(casting, (CAST_OF_CUSTOM_FUNCTIONS, *CASTS_OF_CUSTOM_OPERATORS)),
         (torch, "clear_autocast_cache", casts.clear),
         # Without a device, PyTorch answers for CUDA.
         (torch, "is_autocast_enabled", lambda device_type="cuda": _is_enabled(device(device_type))),

@@ -26,7 +26,7 @@ from torch import Tensor
 from perflab.internals.of_torch import DataDependentOutputException, FakeTensor, FakeTensorMode
 from perflab.internals.of_torch.compiler import dynamo_is_loaded
 from perflab.internals.of_torch.dispatch import say_which_modes_are_on, without_dispatch_modes, without_torch_function
-from perflab.internals.of_torch.patched import attributes_replaced, truncated_normal
+from perflab.internals.of_torch.patched import TRUNCATED_NORMAL, attributes_replaced
 from perflab.internals.of_torch.tracing import MODE_LOG, forget_real_tensor, refusing_addresses, storage_key, version_of
 
 
@@ -45,7 +45,7 @@ def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]
         mode = mode or FakeTensorMode(allow_non_fake_inputs=True)
         stack.enter_context(_compiled_code_runs_as_written())
         stack.enter_context(_errors_told_once())
-        owner, name = truncated_normal()
+        owner, name = TRUNCATED_NORMAL.target()
         stack.enter_context(
             attributes_replaced(
                 [

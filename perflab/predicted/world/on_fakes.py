@@ -18,13 +18,13 @@ from perflab.internals.of_torch.dispatch import (
     without_torch_function,
 )
 from perflab.internals.of_torch.patched import (
+    BACKWARD,
+    BEFORE_FORWARD_OF_DDP,
+    MAKING_OF_A_MESH,
+    MAKING_OF_DDP,
+    METADATA_OF_DTENSORS,
+    PARAMETERS_COMPARED_BY_DDP,
     attributes_replaced,
-    backward_of_the_engine,
-    before_forward_of_ddp,
-    making_of_a_mesh,
-    making_of_ddp,
-    metadata_of_dtensors,
-    parameters_compared_by_ddp,
 )
 from perflab.internals.of_torch.tracing import is_fake, storage_key
 from perflab.predicted.cuda.devices import put_on_host
@@ -38,15 +38,8 @@ def ranks_on_fakes(alone: LoneRank) -> Iterator[None]:
 
     Nothing is compared between ranks, since the others do not exist. The rank notes that DDP is used.
     """
-    mesh, ddp, forward, backward = (
-        making_of_a_mesh(),
-        making_of_ddp(),
-        before_forward_of_ddp(),
-        backward_of_the_engine(),
-    )
-    make_mesh, make_ddp, begin_forward, run_backward = (getattr(*one) for one in (mesh, ddp, forward, backward))
-    metadata = metadata_of_dtensors()
-    propagate = getattr(*metadata)
+    mesh = MAKING_OF_A_MESH.target()
+    make_mesh = getattr(*mesh)
     real_indices = cast("Any", _RealIndices)
 
     def make_mesh_here(self: Any, device_type: str, *arguments: Any, _rank_map: Any = None, **keywords: Any) -> None:
@@ -57,30 +50,18 @@ def ranks_on_fakes(alone: LoneRank) -> Iterator[None]:
                 put_on_host(_rank_map)
             make_mesh(self, device_type, *arguments, _rank_map=_rank_map, **keywords)
 
-    def make_ddp_here(*arguments: Any, **keywords: Any) -> None:
+    def making_ddp() -> Any:
         alone.uses_ddp = True
-        with real_indices():
-            make_ddp(*arguments, **keywords)
+        return real_indices()
 
-    def begin_forward_here(*arguments: Any, **keywords: Any) -> Any:
-        with real_indices():
-            return begin_forward(*arguments, **keywords)
-
-    def run_backward_here(*arguments: Any, **keywords: Any) -> Any:
-        with real_indices() if alone.uses_ddp else nullcontext():
-            return run_backward(*arguments, **keywords)
-
-    def propagate_here(*arguments: Any, **keywords: Any) -> Any:
-        with dispatch_modes_off():  # whole tensors, which no rank has; PyTorch 2.11 asks in every step of an optimizer
-            return propagate(*arguments, **keywords)
-
-    replaced: list[tuple[Any, str, Any]] = [
+    replaced = [
         (*mesh, make_mesh_here),
-        (*metadata, propagate_here),
-        (*ddp, make_ddp_here),
-        (*forward, begin_forward_here),
-        (*backward, run_backward_here),
-        (*parameters_compared_by_ddp(), lambda *_: None),
+        # Whole tensors, which no rank has; PyTorch 2.11 asks in every step of an optimizer.
+        METADATA_OF_DTENSORS.run_in(dispatch_modes_off),
+        MAKING_OF_DDP.run_in(making_ddp),
+        BEFORE_FORWARD_OF_DDP.run_in(real_indices),
+        BACKWARD.run_in(lambda: real_indices() if alone.uses_ddp else nullcontext()),
+        (*PARAMETERS_COMPARED_BY_DDP.target(), lambda *_: None),
     ]
     with attributes_replaced(replaced):
         yield
