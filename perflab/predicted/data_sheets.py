@@ -132,39 +132,30 @@ def _nvidia(
     l2_mib: float,
     rates: Mapping[str, float],
     source: str,
-    device_name: str,
-    *other_device_names: str,
+    *device_names: str,
 ) -> Gpu:
-    return Gpu(
-        name=name,
-        device_name=device_name,
-        other_device_names=other_device_names,
-        architecture=architecture,
-        memory_bytes=memory_mib * _MIB,
-        bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
-        rates=rates,
-        l2_bytes=int(l2_mib * _MIB),
-        sms=sms,
-        source=source,
-    )
+    sheet = _other(name, memory_mib / 1024, gigabytes_per_s, l2_mib, rates, source, *device_names)
+    return Gpu(**vars(sheet), architecture=architecture, sms=sms)
 
 
 def _other(
     name: str,
-    memory_gib: int,
+    memory_gib: float,
     gigabytes_per_s: float,
-    cache_mib: int,
+    cache_mib: float,
     rates: Mapping[str, float],
     source: str,
     device_name: str,
+    *other_device_names: str,
 ) -> DataSheet:
     return DataSheet(
         name=name,
         device_name=device_name,
-        memory_bytes=memory_gib * _GIB,
+        other_device_names=other_device_names,
+        memory_bytes=int(memory_gib * _GIB),
         bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
         rates=rates,
-        l2_bytes=cache_mib * _MIB,
+        l2_bytes=int(cache_mib * _MIB),
         source=source,
     )
 

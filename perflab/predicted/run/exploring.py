@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from perflab.base.data import changed
 from perflab.base.errors import UsageError
 from perflab.base.identity import function_of, test_of
 from perflab.measure.calls.workload import Workload, phases_of
@@ -22,7 +21,6 @@ from perflab.predicted.memory.sizes import Interpolated, Outline, largest, outli
 from perflab.predicted.store import PredictedStore
 from perflab.predicted.trace.trace import Trace
 from perflab.predicted.world.lone_rank import FAKE, LoneRank, playing
-from perflab.results.measured import Entry
 from perflab.results.predicted import Fit, Prediction
 from perflab.store.case_files import module_of, name_of
 from perflab.store.times import BaselineStore
@@ -111,7 +109,7 @@ class Explorer:
             return answer
 
         remedies = {} if fit.fits else exploration.remedies
-        return msgspec.structs.replace(
+        return changed(
             fit,
             largest={name: largest_of(name) for name in sizes if name != WORLD},
             remedies={
@@ -246,13 +244,14 @@ def with_estimate(
     """
     if prediction.roofline_ns is None:
         return prediction
-    pairs = {
-        (module, name): (before.roofline_ns, entry.replicates[0].median_ns)
-        for module, name, entry in _measured_on(gpu, measured)
-        if (before := predicted.of_module(gpu.name, module).get(name)) is not None
-        and before.roofline_ns
-        and entry.replicates
-    }
+    pairs: dict[tuple[str, str], tuple[float, float]] = {}
+    for path in sorted(measured.directory.glob("cuda-*/*.json")):
+        for name, entries in measured.load(path).items():
+            for entry in entries:
+                if entry.replicates and gpu_by_device_name(entry.environment.device_name) is gpu:
+                    before = predicted.of_module(gpu.name, path.stem).get(name)
+                    if before is not None and before.roofline_ns:
+                        pairs[path.stem, name] = before.roofline_ns, entry.replicates[0].median_ns
     test = (module_of(case), function_of(name_of(case)))
     alike = {key: pair for key, pair in pairs.items() if (key[0], function_of(key[1])) == test}
     shares = [roofline_ns / measured_ns for roofline_ns, measured_ns in (alike or pairs).values()]
@@ -263,15 +262,4 @@ def with_estimate(
     lowest, reached, highest = map(format_percent, (min(shares), median(shares), max(shares)))
     share = f"{reached} of the roofline" + (f" ({lowest} to {highest})" if lowest != highest else "")
     estimate_ns = prediction.roofline_ns / median(shares)
-    return msgspec.structs.replace(prediction, estimate_ns=estimate_ns, estimate_from=f"{many}: {share}")
-
-
-def _measured_on(gpu: DataSheet, measured: BaselineStore) -> list[tuple[str, str, Entry]]:
-    """Return every baseline measured on such a GPU: the module as in file names, the case's name, the entry."""
-    return [
-        (path.stem, name, entry)
-        for path in sorted(measured.directory.glob("cuda-*/*.json"))
-        for name, entries in measured.load(path).items()
-        for entry in entries
-        if gpu_by_device_name(entry.environment.device_name) is gpu
-    ]
+    return changed(prediction, estimate_ns=estimate_ns, estimate_from=f"{many}: {share}")

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
 import pytest
 
 from perflab.base.data import changed
@@ -226,7 +225,7 @@ class Predictions:
         try:
             now = with_estimate(now, state.case, self._measured, self._store, gpu)
         except BaselineError as error:  # in a file of measured baselines, which this case does not need
-            now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
+            now = changed(now, notes=[*now.notes, f"no estimate: {error.problem}"])
         now = self._explored(now, traced.trace, state, time)
         self._progress.clear()
         before, _ = self._baseline(state.case)
@@ -235,7 +234,7 @@ class Predictions:
             counts = traced.seen.counts()
             if not self._settings.dry_run:  # on fake tensors FSDP2 waits otherwise than on a GPU
                 counts.pop(WAITS, None)
-            now = msgspec.structs.replace(
+            now = changed(
                 now,
                 world_size=state.settings.world_size,
                 collectives=counts,

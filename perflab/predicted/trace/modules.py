@@ -210,23 +210,15 @@ def _alike(column: Sequence[Any], look: _Look) -> bool:
     if id(first) in look.seen:
         return True  # compared before, or further up the call stack
     look.seen[id(first)] = first
-    if isinstance(first, list | tuple):
-        return _all_alike(column, look)
-    if isinstance(first, dict):
-        return _all_alike([_entries(one) for one in column], look)
-    if isinstance(first, types.FunctionType):
-        return _all_alike([_of_function(one) for one in column], look)
-    if isinstance(first, types.MethodType):
-        return _all_alike([(one.__func__, one.__self__) for one in column], look)
-    if isinstance(first, functools.partial):
-        return _all_alike([(one.func, one.args, one.keywords) for one in column], look)
     if isinstance(first, nn.Module):
         passing = set[str]().union(*(look.written.get(one, ()) for one in column))
         kept = [{name: value for name, value in vars(one).items() if name not in passing} for one in column]
         return _all_alike(list(map(_entries, kept)), look)
-    if not all(_equal(one, first) for one in column):
-        return hasattr(first, "__dict__") and _all_alike([_entries(vars(one)) for one in column], look)
-    return True
+    if (parts := [_made_of(one) for one in column])[0] is not None:
+        return _all_alike(parts, look)
+    return all(_equal(one, first) for one in column) or (
+        hasattr(first, "__dict__") and _all_alike([_entries(vars(one)) for one in column], look)
+    )
 
 
 def _all_alike(rows: Sequence[Sequence[Any]], look: _Look) -> bool:
@@ -247,8 +239,17 @@ def _entries(entries: dict[Any, Any]) -> list[Any]:
     return [value if isinstance(key, int) else (key, value) for key, value in entries.items()]
 
 
-def _of_function(function: types.FunctionType) -> tuple[Any, ...]:
-    return function.__code__, function.__defaults__, function.__kwdefaults__, tuple(_enclosed(function))
+def _made_of(value: Any) -> Any:
+    """Return the parts of a container or function, one by one; None for any other value."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, dict):
+        return _entries(value)
+    if isinstance(value, types.FunctionType):
+        return value.__code__, value.__defaults__, value.__kwdefaults__, tuple(_enclosed(value))
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    return (value.func, value.args, value.keywords) if isinstance(value, functools.partial) else None
 
 
 def _enclosed(function: types.FunctionType) -> Iterator[Any]:

@@ -127,8 +127,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         gc.disable()  # until the trace is made: cycles that are freed before would count as blocks of the result
         try:
             with self.watching():
-                result = run(self.next_span)
-                self.ended()
+                result = run(self._end_span)
+                self._ended_at = len(self._events)  # blocks freed from now on die with the call's result
+                self._layer = None
                 del result
             return self.trace()
         finally:
@@ -170,10 +171,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_elsewhere(self, tensor: Tensor) -> bool:
         wanted = self._hidden.device_type
         return on_host(tensor) or (wanted is not None and tensor.device.type != wanted)
-
-    def _is_here(self, result: Any) -> bool:
-        """Whether a result, such as a copy, is in the traced device's memory. The host's fake tensors never are."""
-        return self._hidden.device_type is not None and not all(map(self._is_elsewhere, tensors_in(result)))
 
     def _block_of(self, tensor: Tensor) -> int | None:
         part = next(parts_of(tensor), None) if tensor.layout is torch.strided else None
@@ -226,9 +223,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def watching(self) -> Iterator[None]:
         """Record the operators, modules, gradients and saved tensors of the block."""
 
-        def resize(storage: torch.UntypedStorage, size_bytes: int) -> Any:
-            return self._resize(storage, size_bytes)
-
         hooks: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
             for parameter in self._parameters
@@ -240,7 +234,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             saving = torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor)
             modules = hooked(self._enter_module, self._leave_module)
             replaced = [
-                (torch.UntypedStorage, "resize_", resize),
+                (torch.UntypedStorage, "resize_", lambda storage, size_bytes: self._resize(storage, size_bytes)),
                 (torch.autograd.graph, "disable_saved_tensors_hooks", _paused(saving)),
             ]
             with modules, attributes_replaced(replaced), saving, self:
@@ -251,14 +245,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if was_on:
                 gc.enable()
 
-    def next_span(self) -> None:
-        """Take note that a span has ended."""
+    def _end_span(self) -> None:
         self._span += 1
-        self._layer = None
-
-    def ended(self) -> None:
-        """Take note that the call has ended; blocks freed from now on die with its result."""
-        self._ended_at = len(self._events)
         self._layer = None
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
@@ -328,7 +316,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._modules or not is_in_backward():
             self._places.setdefault(last_sequence_number(), (place, layer))
         first = next(tensors_in(args), None)
-        if kind.is_view or (first is not None and self._is_elsewhere(first) and not self._is_here(result)):
+        is_of_host = first is not None and self._is_elsewhere(first)
+        if (
+            is_of_host and self._hidden.device_type is not None
+        ):  # a copy may be in the device's memory; fake ones are not
+            is_of_host = all(map(self._is_elsewhere, tensors_in(result)))
+        if kind.is_view or is_of_host:
             return result
         elsewhere = self._hidden.on_host(kind.name)
         there = [one for at, one in enumerate(result) if at not in elsewhere] if elsewhere else result

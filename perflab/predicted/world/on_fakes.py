@@ -1,4 +1,7 @@
-"""Lets DDP, FSDP2 and ``DeviceMesh`` run on fake tensors, where they read numbers: ranks, and the order of buckets."""
+"""Lets DDP, FSDP2 and ``DeviceMesh`` run on fake tensors, where they read numbers: ranks, and the order of buckets.
+
+A group of one process has a store of its own, in a dry run too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
-from torch.distributed import Work
+from torch.distributed import Store, Work  # type: ignore[attr-defined] # Store is public, and not in __all__
 
 from perflab.internals.of_torch import OpOverload, TorchDispatchMode
 from perflab.internals.of_torch.dispatch import (
@@ -30,6 +33,8 @@ from perflab.internals.of_torch.tracing import is_fake, storage_key
 from perflab.predicted.cuda.devices import put_on_host
 from perflab.predicted.trace.operators import tensors_in
 from perflab.predicted.world.lone_rank import LoneRank
+
+_ID_BYTES = 128
 
 
 @contextmanager
@@ -105,3 +110,43 @@ class AnsweredAlone:
 
 def _keys_in(value: Any) -> list[int]:
     return [storage_key(one.untyped_storage()) for one in tensors_in(value)]
+
+
+def store_of_one() -> Store:
+    """Return a store that answers alone: whoever waits for another rank's key does not wait, and reads zeros."""
+    return _StoreOfOne()
+
+
+class _StoreOfOne(Store):
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._known[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key: str) -> bytes:
+        return self._known.get(key, bytes(_ID_BYTES))
+
+    def add(self, key: str, amount: int) -> int:
+        total = int(self._known.get(key, b"0")) + amount
+        self._known[key] = str(total).encode()
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._known for key in keys)
+
+    def wait(self, *_: object) -> None:
+        """Wait for no one."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._known.setdefault(key, desired.encode())
+
+    def delete_key(self, key: str) -> bool:
+        return self._known.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        return len(self._known)
+
+    def set_timeout(self, _: object) -> None:
+        """Take note of nothing: no call waits."""
