@@ -167,16 +167,20 @@ def grouped(now: Prediction, key: Callable[[Cost], str]) -> list[tuple[str, list
     return sorted(groups, key=lambda pair: (-_time(pair[1]), -sum(one.bytes_moved for one in pair[1])))
 
 
+def sums_of(costs: Sequence[Cost]) -> tuple[int, int, int, float]:
+    """Return the calls, FLOPs, bytes moved and roofline time in ns of all costs together."""
+    return (
+        sum(one.calls for one in costs),
+        sum(one.flops for one in costs),
+        sum(one.bytes_moved for one in costs),
+        _time(costs),
+    )
+
+
 def _numbers(costs: Sequence[Cost], everything: Sequence[Cost], phases: Mapping[str, int]) -> str:
-    flops, bytes_moved = sum(one.flops for one in costs), sum(one.bytes_moved for one in costs)
-    whole = _time(everything)
-    cells = [
-        f"{sum(one.calls for one in costs):,}",
-        format_si(flops) if flops else "–",
-        format_bytes(bytes_moved),
-        intensity(flops, bytes_moved),
-        _share(_time(costs), whole),
-    ]
+    (calls, flops, bytes_moved, time_ns), whole = sums_of(costs), _time(everything)
+    shown = format_si(flops) if flops else "–"
+    cells = [f"{calls:,}", shown, format_bytes(bytes_moved), intensity(flops, bytes_moved), _share(time_ns, whole)]
     text = "".join(cell.rjust(size) for cell, (_, size) in zip(cells, _COLUMNS, strict=True))
     parts = [(_time([one for one in costs if one.phase == phase]), size) for phase, size in phases.items()]
     return text + "".join((_share(part, whole, 0) if part else "–").rjust(size) for part, size in parts)
