@@ -148,8 +148,8 @@ def _differences(before: Iterable[Row], now: Iterable[Row], stars: Collection[tu
         if any(amounts):
             here_shown, was_shown = (summed((shown, a) for (_, shown), a in side.items()) for side in (here, was))
             most = max(here_shown or was_shown, key=lambda one: minus(here_shown.get(one, ()), was_shown.get(one, ())))
-            modules = [summed((module, a) for (module, _), a in side.items()) for side in (was, here)]
-            name = name_of_difference(*modules, stars)
+            modules_was, modules_here = (summed((module, a) for (module, _), a in side.items()) for side in (was, here))
+            name = name_of_difference(modules_was, modules_here, stars)
             found.append(Row(key._replace(module=name), amounts, lines.get(key, {}).get(most, ""), most))
     return found
 

@@ -130,12 +130,12 @@ def _enter(
     children = [(key, child) for key, child in children_of(module).items() if child is not None]
     layers = [child for _, child in children]
     repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len(layers) > 1 and layer is None
-    repeats = repeats and are_alike(layers, book.written)
+    repeats = repeats and _alike(layers, _Look(book.written)) and not _share_among_some(layers)
     is_long = repeats and len(layers) >= WORTH_CUTTING
     if repeats:
         book.stacks.append(Stack(name, module, len(layers)))
     if is_long:
-        common = common | common_modules(layers)
+        common = common | set.intersection(*({id(inner) for inner in one.modules()} for one in layers))
     for number, (key, child) in enumerate(children):
         own = "*" if repeats else key
         _enter(book, child, f"{name}.{own}" if name else own, Layer(name, number) if is_long else layer, common)
@@ -148,16 +148,6 @@ class _Look:
     written: Written
     seen: dict[int, Any] = field(default_factory=dict)
     """The objects already visited, by ``id``; holding the objects keeps their ids from being reused."""
-
-
-def are_alike(layers: Sequence[nn.Module], written: Written) -> bool:
-    """Whether all layers do the same, as far as that shows without running them.
-
-    Args:
-        layers: the modules to compare.
-        written: attributes to ignore, since a run has set them in some of the layers only.
-    """
-    return _alike(layers, _Look(written)) and not _share_among_some(layers)
 
 
 @contextlib.contextmanager
@@ -176,11 +166,6 @@ def noting_what_is_written(modules: Iterable[nn.Module], written: Written) -> It
 def _marks(module: nn.Module) -> _Marks:
     sized = (list, dict, set, tuple)
     return {name: (id(value), len(value) if isinstance(value, sized) else 0) for name, value in vars(module).items()}
-
-
-def common_modules(layers: Sequence[nn.Module]) -> set[int]:
-    """The ``id`` of each module that is in all layers."""
-    return set.intersection(*({id(module) for module in layer.modules()} for layer in layers))
 
 
 def _share_among_some(layers: Sequence[nn.Module]) -> bool:
