@@ -28,7 +28,7 @@ from perflab.predicted.trace.modules import FEW, ModuleBook, Written, book_of, h
 from perflab.predicted.trace.operators import Hidden, is_operator, multiplies
 from perflab.predicted.trace.patterns import NotPeriodic
 from perflab.predicted.trace.trace import Op, Trace
-from perflab.predicted.trace.tracer import Run, Tracer
+from perflab.predicted.trace.tracer import Run, Tracer, elements_here
 from perflab.predicted.trace.unroll import same, unroll
 from perflab.predicted.trace.watch import CalledOff, Watch
 from perflab.predicted.world.lone_rank import calls_until_steady, lone_rank
@@ -141,7 +141,9 @@ def _traced(work: Work, hidden: Hidden, proofs: Proofs | None, whole: bool, watc
         try:
             result, more = _trace_cut(work, book, hidden, FEW + 1, warm_up=True)
             _, few = _trace_cut(work, book, hidden, FEW, warm_up=False)
-            unrolled = Traced(unroll(few, more, book.layers), result, [FEW, FEW + 1], notes)
+            parameters = (one.tensor for one in holdings(reached, book) if one.category == "parameters")
+            trace = replace(unroll(few, more, book.layers), parameters=sum(map(elements_here, parameters)))
+            unrolled = Traced(trace, result, [FEW, FEW + 1], notes)
             if proofs is None:
                 return unrolled
             kind = proofs.kind(work, book, reached)

@@ -437,7 +437,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             uses=uses,
             layers=self._book.layers,
             result_blocks=dropped,
-            parameters=sum(map(_elements_here, self._parameters)),
+            parameters=sum(map(elements_here, self._parameters)),
         )
 
 
@@ -480,7 +480,7 @@ def _line() -> str:
     return line_of(sys._getframe(2))
 
 
-def _elements_here(parameter: Tensor) -> int:
+def elements_here(parameter: Tensor) -> int:
     """Return the number of a parameter's elements in this rank: of a shard its own, of freed memory (FSDP2) none."""
     local = next(parts_of(parameter), parameter) if are_of_many_ranks([type(parameter)]) else parameter
     return 0 if local.layout is torch.strided and not local.untyped_storage().nbytes() else int(local.numel())
