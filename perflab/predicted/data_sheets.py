@@ -45,6 +45,7 @@ from types import MappingProxyType
 _MIB = 2**20
 _GIB = 2**30
 HOPPER = 90
+_THREADS_OF_SM = {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}
 CONTEXT_BYTES = 512 * _MIB
 CONTEXT_HOPPER_BYTES = 768 * _MIB
 """The context's estimated size in bytes from Hopper on. Both estimates round up the sizes that were observed."""
@@ -97,6 +98,11 @@ class Gpu(DataSheet):
     architecture: int
     """The compute capability without its dot: 90 is sm_90."""
     sms: int
+
+    @property
+    def threads_of_sm(self) -> int:
+        """The most resident threads of a multiprocessor: ``maxThreadsPerMultiProcessor``."""
+        return _THREADS_OF_SM.get(self.architecture, 2048)
 
     @property
     def context_bytes(self) -> int:

@@ -208,7 +208,7 @@ def predict(
         CalledOff: the watch stopped the trace.
     """
     if isinstance(hidden, OnCuda):
-        hidden = hidden.on(gpu) if isinstance(gpu, Gpu) else Hidden()
+        hidden = OnCuda(gpu) if isinstance(gpu, Gpu) else Hidden()
     found = traced(work, hidden, proofs=proofs, whole=whole, watch=watch)
     account = account_of(found.trace, roofline_ns=lambda op: roofline_ns(op, gpu))
     modelled = isinstance(gpu, Gpu)

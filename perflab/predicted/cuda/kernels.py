@@ -18,8 +18,8 @@ from perflab.predicted.cuda import attention, norms, sorting
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.operands import copied
 from perflab.predicted.cuda.recipes import RECIPES, inside
-from perflab.predicted.cuda.reductions import REDUCTIONS, Processor, Reduction, staging
-from perflab.predicted.data_sheets import Gpu
+from perflab.predicted.cuda.reductions import REDUCTIONS, Reduction, staging
+from perflab.predicted.data_sheets import MODELLED, Gpu
 from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.trace import CHUNK, Lists, Part
 
@@ -36,7 +36,6 @@ _FLOAT32 = 4
 _MAX_OF_BAG = 2
 _INDEX = 8
 
-H100 = Processor(132, 90)
 _GROUPED_MM = "_grouped_mm"
 """An operator that launches one kernel or many, depending on the GPU."""
 _OVER_LISTS = ("_foreach_", "_fused_", "_amp_foreach_")
@@ -112,7 +111,7 @@ def _reduction_of(name: str, arguments: Sequence[Any], keywords: Mapping[str, An
 
 
 def _reduction(
-    reduction: Reduction, gpu: Processor, tensor: torch.Tensor, *arguments: Any, **keywords: Any
+    reduction: Reduction, gpu: Gpu, tensor: torch.Tensor, *arguments: Any, **keywords: Any
 ) -> tuple[int, ...]:
     """Return the sizes in bytes of a reduction's two staging blocks, and of the operand in the result's dtype."""
     dtype = _summed_in(tensor, arguments, keywords)
@@ -126,7 +125,7 @@ def _reduction(
     return *staging(tensor, over, each, gpu), tensor.numel() * dtype.itemsize * converted
 
 
-def _bias_sum(gpu: Processor, copied_bytes: int, grad: torch.Tensor, *rest: Any, **__: Any) -> int:
+def _bias_sum(gpu: Gpu, copied_bytes: int, grad: torch.Tensor, *rest: Any, **__: Any) -> int:
     """Bytes by which the staging of the bias's gradient, which is computed last, exceeds the copies."""
     each = REDUCTIONS["sum"].accumulated(grad.dtype, grad.dtype)
     staged = sum(staging(grad, [0, *range(2, grad.dim())], each, gpu)) if rest[-1][2] else 0
@@ -286,12 +285,8 @@ class OnCuda(Hidden):
         gpu: the GPU's multiprocessors and architecture, which decide how a reduction is divided; by default an H100's.
     """
 
-    def __init__(self, gpu: Processor = H100) -> None:
+    def __init__(self, gpu: Gpu = MODELLED["h100"]) -> None:
         self._gpu = gpu
-
-    def on(self, gpu: Gpu) -> OnCuda:
-        """Return an ``OnCuda`` for the given GPU."""
-        return OnCuda(Processor(gpu.sms, gpu.architecture))
 
     def blocks_of(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the sizes in bytes of the temporary blocks of one call, which are freed within the call, in order.

@@ -219,7 +219,7 @@ def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False) -> Trace
 
     ``whole``: run all layers.
     """
-    from perflab.predicted.cuda.kernels import ON_CUDA
+    from perflab.predicted.cuda.kernels import OnCuda
     from perflab.predicted.prediction import traced
 
     made = make()
@@ -229,7 +229,7 @@ def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False) -> Trace
             "let it return a callable without arguments, or the phases of perf.step or perf.phases as a dict",
         )
     workload = phases_of(made) if isinstance(made, dict) else Workload(made, (), {})
-    return traced(work_of(workload), ON_CUDA.on(gpu), whole=whole).trace
+    return traced(work_of(workload), OnCuda(gpu), whole=whole).trace
 
 
 def with_estimate(
