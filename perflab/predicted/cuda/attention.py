@@ -238,27 +238,38 @@ def _flash_backward(
     out: torch.Tensor,
     *_: Any,
     **__: Any,
-) -> int:
+) -> tuple[int, int]:
     """Bytes of float32 dq, ``softmax_d``, dk and dv of every head if heads are grouped, and copies of strided operands.
 
-    ``mha_bwd`` in ``transformers/cuda/flash_attn/flash_api.cpp``.
+    Launches: the rows' products, dk and dv, the conversion of dq; with grouped heads two sums more. ``mha_bwd`` in
+    ``transformers/cuda/flash_attn/flash_api.cpp``, ``flash_bwd_launch_template.h``.
     """
     batch, heads, length, size = query.shape
     rounded_length, rounded_size = _round(length, 128), _round(size, 32 if size <= 128 else 64)
     accumulated = batch * heads * rounded_length * (rounded_size + 1) * _FLOAT32
-    expanded = 2 * batch * key.shape[2] * heads * size * key.element_size() if key.shape[1] != heads else 0
-    return accumulated + expanded + _copy_if_strided(grad) + _copy_if_strided(out)
+    is_grouped = key.shape[1] != heads
+    expanded = 2 * batch * key.shape[2] * heads * size * key.element_size() * is_grouped
+    return accumulated + expanded + _copy_if_strided(grad) + _copy_if_strided(out), 3 + 2 * is_grouped
 
 
-def _efficient_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
+def _cudnn_backward(grad: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> tuple[int, int]:
+    """Estimate the bytes of cuDNN's workspace, which is unknown, as float32 dq and one number per query.
+
+    The other backends need these two.
+    """
+    return math.prod(query.shape[:3]) * (query.shape[3] + 1) * _FLOAT32, 3
+
+
+def _efficient_forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[int, int]:
     """Bytes of the float32 accumulator of the output, for half precision with a head size above 128; else 0.
 
     ``kNeedsOutputAccumulatorBuffer`` in ``mem_eff_attention/kernel_forward.h``.
     """
     if query.element_size() == _FLOAT32 or max(query.shape[-1], value.shape[-1]) <= 128:
-        return 0
-    batch, heads, length = query.shape[:3]
-    return int(batch * heads * length * value.shape[-1] * _FLOAT32)
+        return 0, 1
+    return math.prod(query.shape[:3]) * value.shape[-1] * _FLOAT32, 1
 
 
 def _efficient_backward(
@@ -270,12 +281,13 @@ def _efficient_backward(
     out: torch.Tensor,
     *_: Any,
     **__: Any,
-) -> int:
+) -> tuple[int, int]:
     """Bytes of delta, of the workspace (``workspace_size``), and of the copy of a strided gradient.
 
     ``transformers/cuda/attention_backward.cu`` and ``transformers/cuda/mem_eff_attention/kernel_backward.h``. Tiles are
     those that ``kernels/cutlassB.h`` tries first on compute capability 8.0. In float32, delta is computed from full
-    products before the kernel runs.
+    products before the kernel runs. Launches: the kernel; zeros for the workspace if keys are divided; in float32
+    product, sum and copy for delta. One more to copy a strided gradient.
     """
     batch, heads, length, size = query.shape
     size_of_values = value.shape[-1]
@@ -283,13 +295,14 @@ def _efficient_backward(
     half = query.element_size() < _FLOAT32
     rows, columns = _efficient_tiles(query, value)
     each = math.ceil(length / rows) * math.ceil(size / columns) * (16 + rows * columns * _FLOAT32)
+    splits, copied = _efficient_splits(query, key, value), _copy_if_strided(grad)
     if half and largest > 128:  # dk and dv do not stay in registers
-        splits = _efficient_splits(query, key, value)
         each += splits * columns * (_round(size, rows) + _round(size_of_values, rows)) * _FLOAT32
     workspace = batch * heads * _round(each, 16)
     delta = batch * heads * length * _FLOAT32
     products = 0 if half else batch * heads * length * size_of_values * _FLOAT32
-    return max(delta + workspace, products + delta) + _copy_if_strided(grad)
+    launches = 1 + (splits > 1) + (copied > 0) + 3 * (grad.element_size() == _FLOAT32)
+    return max(delta + workspace, products + delta) + copied, launches
 
 
 def _efficient_tiles(query: torch.Tensor, value: torch.Tensor) -> tuple[int, int]:
@@ -307,36 +320,12 @@ def _efficient_splits(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
     return max(1, splits)
 
 
-def _efficient_backward_launches(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-) -> int:
-    """Launches: the kernel; zeros for the workspace if keys are divided; in float32 product, sum and copy for delta.
-
-    One more to copy a strided gradient.
-    """
-    splits, strided = _efficient_splits(query, key, value) > 1, _copy_if_strided(grad) > 0
-    return 1 + splits + strided + 3 * (grad.element_size() == _FLOAT32)
-
-
-HIDDEN: dict[str, Callable[..., int]] = {
+RULES: dict[str, Callable[..., tuple[int, int]]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
-    # An estimate of cuDNN's workspace, which is unknown: float32 dq and one number per query, as other backends need.
-    "_scaled_dot_product_cudnn_attention_backward": lambda grad, query, *_, **__: (
-        math.prod(query.shape[:3]) * (query.shape[3] + 1) * _FLOAT32
-    ),
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "_scaled_dot_product_efficient_attention": _efficient_forward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
 }
-
-LAUNCHES: dict[str, int | Callable[..., int]] = {
-    # The rows' products, dk and dv, the conversion of dq; with grouped heads two sums (flash_bwd_launch_template.h).
-    "_scaled_dot_product_flash_attention_backward": lambda grad, query, key, *_, **__: (
-        3 if key.shape[1] == query.shape[1] else 5
-    ),
-    "_scaled_dot_product_efficient_attention_backward": _efficient_backward_launches,
-    "_scaled_dot_product_cudnn_attention_backward": 3,
-}
-
 ON_HOST = {"_scaled_dot_product_efficient_attention": (2, 3)}
 """Positions of results in host memory, by operator: seed and offset (``transformers/cuda/attention.cu``). While a CUDA
 graph is captured, both are in GPU memory."""

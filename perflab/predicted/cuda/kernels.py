@@ -51,7 +51,7 @@ def check_operators() -> None:
     """
     for name in sorted(
         {
-            *_HIDDEN,
+            *_RULES,
             *(name.removesuffix(".dim") for name in REDUCTIONS),
             *attention.ON_HOST,
             *_LAUNCHES,
@@ -63,16 +63,18 @@ def check_operators() -> None:
         aten(name, "know what its kernel takes in passing")
 
 
-def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any) -> int:
+def _embedding_backward(
+    grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any
+) -> tuple[int, int]:
     """Bytes of sorted tokens and partial sums above 3072 tokens.
 
     ``cuda/Embedding.cu`` and ``cuda/EmbeddingBackwardKernel.cu``. Partial sums are one row of float32 for every 10
     tokens, and one more for every row of the weight that may occur. ``scale_grad_by_freq`` sorts fewer tokens too.
+    Launches: zeros and one kernel; above 3072 tokens about 15, for a sort in passes, segments, and sums.
     """
-    tokens = indices.numel()
-    if tokens <= 3072 and not (len(rest) > 1 and rest[1]):
-        return 0
-    return _sorted_rows(grad, indices, num_weights)
+    are_few = indices.numel() <= 3072
+    sorts = not are_few or (len(rest) > 1 and rest[1])
+    return _sorted_rows(grad, indices, num_weights) if sorts else 0, 2 if are_few else 15
 
 
 def _sorted_rows(grad: torch.Tensor, indices: torch.Tensor, num_weights: int) -> int:
@@ -83,12 +85,15 @@ def _sorted_rows(grad: torch.Tensor, indices: torch.Tensor, num_weights: int) ->
     return int(numbers + parts * grad.shape[-1] * max(grad.element_size(), _FLOAT32) + 2 * _INDEX)
 
 
-def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
-    """Bytes of one float32 (or wider) per tensor and chunk of the largest tensor: ``cuda/ForeachReduceOp.cu``."""
+def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> tuple[int, int]:
+    """Bytes of one float32 (or wider) per tensor and chunk of the largest tensor: ``cuda/ForeachReduceOp.cu``.
+
+    Launches follow from the list.
+    """
     if not tensors or on_host(tensors[0]):
-        return 0
+        return 0, 0
     most = max(math.ceil(one.numel() / CHUNK) for one in tensors)
-    return len(tensors) * most * max(_FLOAT32, tensors[0].element_size())
+    return len(tensors) * most * max(_FLOAT32, tensors[0].element_size()), 0
 
 
 def _summed_in(tensor: torch.Tensor, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> torch.dtype:
@@ -132,26 +137,22 @@ def _bias_sum(gpu: Gpu, copied_bytes: int, grad: torch.Tensor, *rest: Any, **__:
     return max(0, staged - copied_bytes)
 
 
-def _embedding_bag_backward(
-    grad: torch.Tensor, indices: torch.Tensor, offsets: Any, bags: Any, sizes: Any, largest: Any, *rest: Any, **__: Any
-) -> int:
-    """Bytes of sorted tokens and partial sums, as above 3072 tokens of an embedding (``cuda/EmbeddingBag.cu``)."""
-    num_weights, _, mode = rest[:3]
-    return 0 if mode == _MAX_OF_BAG or not indices.numel() else _sorted_rows(grad, indices, num_weights)
+def _embedding_bag_backward(grad: torch.Tensor, indices: torch.Tensor, *rest: Any, **__: Any) -> tuple[int, int]:
+    """Bytes of sorted tokens and partial sums, as above 3072 tokens of an embedding (``cuda/EmbeddingBag.cu``).
 
-
-def _embedding_bag_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *rest: Any, **__: Any) -> int:
-    """Launches: zeros and one kernel for the largest of a bag; else a sort, segments, and sums."""
+    Launches: zeros and one kernel for the largest of a bag; else a sort, segments, and sums.
+    """
     num_weights, mode = int(rest[4]), rest[6]
     if mode == _MAX_OF_BAG or not indices.numel():
-        return 1 + bool(mode == _MAX_OF_BAG)
+        return 0, 1 + bool(mode == _MAX_OF_BAG)
     digits = math.ceil(num_weights.bit_length() / 8)
-    return 12 if indices.numel() <= sorting.ONE_TILE else 13 + digits
+    launches = 12 if indices.numel() <= sorting.ONE_TILE else 13 + digits
+    return _sorted_rows(grad, indices, num_weights), launches
 
 
-def _to_real(tensor: torch.Tensor) -> int:
-    """Bytes of the real results of complex numbers as complex ones (``UnaryOps.cpp``)."""
-    return int(tensor.nbytes) if tensor.is_complex() else 0
+def _to_real(tensor: torch.Tensor) -> tuple[int, int]:
+    """Bytes of the real results of complex numbers as complex ones (``UnaryOps.cpp``), which are copied then."""
+    return (int(tensor.nbytes), 2) if tensor.is_complex() else (0, 1)
 
 
 def _cat_launches(tensors: Sequence[torch.Tensor], *_: Any, more_dims: int = 0, **__: Any) -> int:
@@ -179,13 +180,19 @@ def _addmm_launches(
     return 1 + (beta != 0 and (not is_row or bias.is_complex()))
 
 
-def _grows(tensor: torch.Tensor, kernel: Sequence[int], dilation: Any, padding: Sequence[int], stride: Any) -> bool:
-    """Whether ``im2col``'s result is larger than its argument, as which it is allocated first (``cuda/Im2Col.cu``)."""
+def _im2col(
+    tensor: torch.Tensor, kernel: Sequence[int], dilation: Any, padding: Sequence[int], stride: Any
+) -> tuple[int, int]:
+    """Bytes of the argument, as which a larger result is allocated first (``cuda/Im2Col.cu``).
+
+    Launches: one for each sample, and a copy for a result that grows.
+    """
     places = (
         (size + 2 * more - gap * (wide - 1) - 1) // step + 1
         for size, wide, gap, more, step in zip(tensor.shape[-2:], kernel, dilation, padding, stride, strict=True)
     )
-    return math.prod((*places, *kernel)) > math.prod(tensor.shape[-2:])
+    grows = math.prod((*places, *kernel)) > math.prod(tensor.shape[-2:])
+    return tensor.nbytes * grows, (tensor.shape[0] if tensor.dim() == 4 else 1) + grows
 
 
 def _is_list(value: Any) -> bool:
@@ -199,20 +206,22 @@ def _without_out(keywords: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _LAUNCH_NOTHING = frozenset(("new_empty", "new_empty_strided", "lift_fresh", "_local_scalar_dense", "record_stream"))
 
-_HIDDEN: dict[str, Callable[..., int]] = {
+_RULES: dict[str, Callable[..., tuple[int, int]]] = {
     "_embedding_bag_backward": _embedding_bag_backward,
     "abs": _to_real,
     "angle": _to_real,
     "embedding_dense_backward": _embedding_backward,
-    "pow": lambda base, *_: 0 if isinstance(base, torch.Tensor) else _INDEX,  # a number that is raised to many powers
+    # A number that is raised to many powers is made a tensor.
+    "pow": lambda base, *_: (0, 1) if isinstance(base, torch.Tensor) else (_INDEX, 2),
     # The gradient times the result: softmax_backward_cuda_out in cuda/SoftMax.cu multiplies first.
-    "_softmax_backward_data": lambda grad, *_, **__: grad.nbytes,
+    "_softmax_backward_data": lambda grad, *_, **__: (grad.nbytes, 2),
     "_foreach_norm": _foreach_norm,
-    "im2col": lambda tensor, *sizes: tensor.nbytes if _grows(tensor, *sizes) else 0,
-    **attention.HIDDEN,
-    **norms.HIDDEN,
-    **sorting.HIDDEN,
+    "im2col": _im2col,
+    **attention.RULES,
+    **norms.RULES,
+    **sorting.RULES,
 }
+"""The bytes that an operator's kernels take for a while, and how many there are."""
 
 _MADE_AS_LARGE = ("binary_cross_entropy", "col2im", "soft_margin_loss")
 """The operators whose result is first made in the size of their first argument, and keeps that memory."""
@@ -244,18 +253,11 @@ _UPSAMPLED_BACKWARD = (
 )
 
 _LAUNCHES: dict[str, int | Callable[..., int]] = {
-    "_embedding_bag_backward": _embedding_bag_backward_launches,
-    "abs": lambda tensor: 1 + tensor.is_complex(),
-    "angle": lambda tensor: 1 + tensor.is_complex(),
     "block_diag": lambda tensors: 1 + len(tensors),
-    # Zeros and one kernel; above 3072 tokens about 15, for a sort in passes, segments, and sums.
-    "embedding_dense_backward": lambda grad, indices, *_, **__: 2 if indices.numel() <= 3072 else 15,
-    "pow": lambda base, *_: 1 if isinstance(base, torch.Tensor) else 2,
     **dict.fromkeys((*_INTO_ZEROS, *_INTO_A_COPY), 2),
     # One fill; none for an empty tensor, such as a placeholder of autograd or a library.
     **dict.fromkeys(("zeros", "ones", "full"), lambda sizes, *_, **__: int(math.prod(sizes) > 0)),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full"), lambda like, sizes, *_, **__: int(math.prod(sizes) > 0)),
-    "_softmax_backward_data": 2,  # a product before it
     "cat": _cat_launches,
     "stack": _stack_launches,
     # A fill and a copy; a copy alone if the padding only cuts off (PadNd.cpp).
@@ -267,11 +269,8 @@ _LAUNCHES: dict[str, int | Callable[..., int]] = {
     **dict.fromkeys(("addmv", "baddbmm"), lambda *_, beta=1, **__: 1 + (beta != 0)),
     # Zeros for the input's gradient, and the kernel.
     **dict.fromkeys(("grid_sampler_2d_backward", "grid_sampler_3d_backward"), lambda *given: 1 + bool(given[-1][0])),
-    # One for each sample, and a copy for a result that grows.
-    "im2col": lambda tensor, *sizes: (tensor.shape[0] if tensor.dim() == 4 else 1) + _grows(tensor, *sizes),
     # Zeros, then a kernel that adds to them.
     **dict.fromkeys(("upsample_bicubic2d", *_POOLS, *_UPSAMPLED_BACKWARD, *_PADDED_BACKWARD), 2),
-    **attention.LAUNCHES,
     "convolution": _convolution_launches,
     "convolution_backward": lambda *given, **__: int(sum(given[-1])),  # one for each gradient; the bias's is a sum
     **sorting.LAUNCHES,
@@ -307,8 +306,8 @@ class OnCuda(Hidden):
             return *copies, _bias_sum(self._gpu, sum(copies), *args, **kwargs)
         if name == "topk":
             return *copies, sorting.topk(self._gpu.sms, *args, **kwargs)
-        rule = _HIDDEN.get(name)
-        return copies if rule is None else (*copies, rule(*args, **kwargs))
+        rule = _RULES.get(name)
+        return copies if rule is None else (*copies, rule(*args, **kwargs)[0])
 
     def least_bytes(self, name: str, args: Sequence[Any]) -> int:
         """Return the bytes of the first operand for an operator whose result was made in its size, and resized."""
@@ -334,8 +333,11 @@ class OnCuda(Hidden):
         within = inside(name, args, kwargs, self)
         if within is not None:
             return within.launches
-        rule = _LAUNCHES.get(name, 1)
-        launches = rule if isinstance(rule, int) else rule(*args, **kwargs)
+        if name in _RULES:
+            launches = _RULES[name](*args, **kwargs)[1]
+        else:
+            rule = _LAUNCHES.get(name, 1)
+            launches = rule if isinstance(rule, int) else rule(*args, **kwargs)
         return launches + sum(size > 0 for size in copied(name, args, kwargs))
 
     def lists_of(self, name: str, args: Sequence[Any]) -> Lists | None:
