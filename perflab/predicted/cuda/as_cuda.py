@@ -62,25 +62,10 @@ def as_cuda(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
 
 @contextmanager
 def cuda_training() -> Iterator[None]:
-    """Within the block, optimizers, ``clip_grad_norm_`` and ``GradScaler`` treat fake CPU tensors as CUDA tensors."""
+    """Within the block, optimizers, ``clip_grad_norm_`` and ``GradScaler`` treat fake CPU tensors as CUDA tensors.
 
-    def with_cpu(owner: Any, name: str) -> Replacement:
-        usual = getattr(owner, name)
-        return owner, name, lambda: [*usual(), "cpu"]
-
-    lists = foreach_types()
-    try:
-        for types in lists:
-            types.append(FakeTensor)
-        with attributes_replaced([*(with_cpu(*one) for one in devices_of_foreach()), *_grad_scaler()]):
-            yield
-    finally:
-        for types in lists:
-            types.remove(FakeTensor)
-
-
-def _grad_scaler() -> list[Replacement]:
-    """Return replacements that enable ``GradScaler("cuda")``, let it take every step, and report its initial scale."""
+    ``GradScaler("cuda")`` is enabled, takes every step, and reports its initial scale.
+    """
     scaler: Any = torch.amp.GradScaler
     initialise = scaler.__init__
 
@@ -90,8 +75,22 @@ def _grad_scaler() -> list[Replacement]:
     def step(self: Any, optimizer: torch.optim.Optimizer, state: Any, *arguments: Any, **keywords: Any) -> Any:
         return optimizer.step(*arguments, **keywords)
 
-    return [
-        (scaler, "__init__", initialise_here),
-        (*STEP_OF_GRAD_SCALER.target(), step),
-        (scaler, "get_scale", initial_scale),
-    ]
+    def with_cpu(owner: Any, name: str) -> Replacement:
+        usual = getattr(owner, name)
+        return owner, name, lambda: [*usual(), "cpu"]
+
+    lists = foreach_types()
+    try:
+        for types in lists:
+            types.append(FakeTensor)
+        replacements = [
+            *(with_cpu(*one) for one in devices_of_foreach()),
+            (scaler, "__init__", initialise_here),
+            (*STEP_OF_GRAD_SCALER.target(), step),
+            (scaler, "get_scale", initial_scale),
+        ]
+        with attributes_replaced(replacements):
+            yield
+    finally:
+        for types in lists:
+            types.remove(FakeTensor)

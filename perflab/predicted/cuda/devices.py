@@ -175,12 +175,11 @@ class _Generator(metaclass=_GeneratorMeta):
         return _generator(device=_cpu_for(device))
 
 
-def _do_nothing(*_arguments: Any, **_keywords: Any) -> None:
-    return None
-
-
 def _give(value: Any) -> Callable[..., Any]:
     return lambda *_arguments, **_keywords: value
+
+
+_do_nothing = _give(None)
 
 
 def _replacements(capability: tuple[int, int]) -> list[Replacement]:
