@@ -91,15 +91,13 @@ class Explorer:
         known[_key(sizes)] = outline_of(trace)
         room_bytes = fit.room_bytes - prediction.workspace_bytes
 
-        def traced_of(arguments: Mapping[str, Any]) -> Trace:
-            return trace_of(functools.partial(build, **arguments), gpu, whole=whole)
+        def outline_with(changes: Mapping[str, Any]) -> Outline:
+            return outline_for(functools.partial(build, **{**sizes, **changes}), gpu, whole=whole)
 
         def largest_of(name: str) -> int | None:
             def outline_at(size: int) -> Outline:
-                asked = {**sizes, name: size}
-                if _key(asked) not in known:
-                    known[_key(asked)] = outline_of(traced_of(asked))
-                return known[_key(asked)]
+                known[_key({**sizes, name: size})] = found = outline_with({name: size})
+                return found
 
             same = {dict(key)[name]: one for key, one in known.items() if {**dict(key), name: 0} == {**sizes, name: 0}}
             search = Search(outline_at, room_bytes, same, points=self._trusted.get((test, name)))
@@ -112,9 +110,7 @@ class Explorer:
         return changed(
             fit,
             largest={name: largest_of(name) for name in sizes if name != WORLD},
-            remedies={
-                name: outline_of(traced_of({**sizes, **changes})).peak_bytes() for name, changes in remedies.items()
-            },
+            remedies={name: outline_with(changes).peak_bytes() for name, changes in remedies.items()},
         )
 
 
@@ -135,7 +131,7 @@ def worlds_of(outline: Outline, state: CaseState, gpu: Gpu, alone: LoneRank) -> 
     here, other = alone.world_size, FARTHER if alone.world_size < FARTHER else WORLDS[0]
     build = functools.partial(state.exploration.build, **{**state.exploration.sizes, WORLD: other})
     with playing(LoneRank(min(alone.rank, other - 1), other), FAKE):
-        there = outline_of(trace_of(build, gpu))
+        there = outline_for(build, gpu)
     shares = math.lcm(here, *WORLDS)
     reckoned = Interpolated({shares // here: outline, shares // other: there})
     if not reckoned.holds:
@@ -214,8 +210,8 @@ def work_of(workload: Workload) -> Work:
     return Work(workload.run, roots, workload.spans, set_up if needs_set_up else None)
 
 
-def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False) -> Trace:
-    """Return the trace of one call, on a GPU, of what ``make`` returns: a callable, or a step's phases.
+def outline_for(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False) -> Outline:
+    """Return the outline of one call, on a GPU, of what ``make`` returns: a callable, or a step's phases.
 
     ``whole``: run all layers.
     """
@@ -229,7 +225,7 @@ def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False) -> Trace
             "let it return a callable without arguments, or the phases of perf.step or perf.phases as a dict",
         )
     workload = phases_of(made) if isinstance(made, dict) else Workload(made, (), {})
-    return traced(work_of(workload), OnCuda(gpu), whole=whole).trace
+    return outline_of(traced(work_of(workload), OnCuda(gpu), whole=whole).trace)
 
 
 def with_estimate(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,7 +18,7 @@ from perflab.base.data import changed
 from perflab.base.errors import BaselineError, InternalsError, UsageError
 from perflab.base.reachable import reachable
 from perflab.measure.counts.collectives import WAITS
-from perflab.measure.machine.devices import current_device
+from perflab.measure.machine.devices import collector_off, current_device
 from perflab.predicted.gpus import Gpu, roofline_ns
 from perflab.predicted.judge.explanation import explain_broken, unless_broken
 from perflab.predicted.judge.judge import judge_predicted
@@ -111,16 +110,14 @@ class Predictions:
 
         # Code finds an A100's compute capability for other makers' GPUs, as kernels there keep least.
         capability = divmod(self._gpu.architecture if isinstance(self._gpu, Gpu) else 80, 10)
-        was_faking, was_on = self._config.stash.get(FAKING, None), gc.isenabled()
-        with fake_tensors(self._mode) as self._mode, as_cuda(capability):
+        was_faking = self._config.stash.get(FAKING, None)
+        # Tracing makes millions of short-lived objects, and each collection scans PyTorch's too.
+        with fake_tensors(self._mode) as self._mode, as_cuda(capability), collector_off():
             self._config.stash[FAKING] = self
-            gc.disable()  # tracing makes millions of short-lived objects, and each collection scans PyTorch's too
             try:
                 yield
             finally:
                 self._config.stash[FAKING] = was_faking
-                if was_on:
-                    gc.enable()
 
     @property
     def by_itself(self) -> bool:

@@ -8,7 +8,6 @@ node by the sequence number that autograd gives both. A block is freed when its 
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +34,7 @@ from perflab.internals.of_torch.tracing import (
     storage_key,
 )
 from perflab.measure.counts.collectives import Seen
+from perflab.measure.machine.devices import collector_off
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.trace.modules import Holding, ModuleBook
 from perflab.predicted.trace.operators import (
@@ -123,18 +123,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             Exception: whatever ``run`` raises.
             CalledOff: a watch stopped the tracing.
         """
-        was_on = gc.isenabled()
-        gc.disable()  # until the trace is made: cycles that are freed before would count as blocks of the result
-        try:
+        with collector_off():  # until the trace is made: cycles freed before would count as blocks of the result
             with self.watching():
                 result = run(self._end_span)
                 self._ended_at = len(self._events)  # blocks freed from now on die with the call's result
                 self._layer = None
                 del result
             return self.trace()
-        finally:
-            if was_on:
-                gc.enable()
 
     # --- blocks held before the run ----------------------------------------------------------------------------
 
@@ -228,8 +223,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for parameter in self._parameters
             if parameter.requires_grad
         ]
-        was_on = gc.isenabled()
-        gc.disable()  # the garbage collector frees cycles at arbitrary moments
         try:
             saving = torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor)
             modules = hooked(self._enter_module, self._leave_module)
@@ -237,13 +230,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 (torch.UntypedStorage, "resize_", lambda storage, size_bytes: self._resize(storage, size_bytes)),
                 (torch.autograd.graph, "disable_saved_tensors_hooks", _paused(saving)),
             ]
-            with modules, attributes_replaced(replaced), saving, self:
+            with collector_off(), modules, attributes_replaced(replaced), saving, self:
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
-            if was_on:
-                gc.enable()
 
     def _end_span(self) -> None:
         self._span += 1
