@@ -10,7 +10,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.base.user_lines import called_from, line_of, stack_of
-from perflab.internals.of_torch.dispatch import backward_run_by, is_function_mode_on, opens_or_closes_range
+from perflab.internals.of_torch.dispatch import is_function_mode_on, opens_or_closes_range
+from perflab.internals.of_torch.patched import backward_run_by
 
 if TYPE_CHECKING:
     from torch import nn

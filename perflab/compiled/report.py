@@ -111,18 +111,13 @@ def _cells(here: KernelResources | None) -> dict[str, str]:
     kinds = [f"{kind} {here.instructions[kind]}" for kind in _KINDS if kind in here.instructions]
     return {
         "regs": str(here.registers),
-        "spills": _short_bytes(spilled) if spilled else "–",
+        "spills": f"{spilled} B" if 0 < spilled < 10_000 else f"{spilled / 1024:.0f} KiB" if spilled else "–",
         "shared": format_bytes(here.shared_bytes),
         "warps": f"{here.warps_per_sm}/{here.max_warps_per_sm}",
         "limit": _LIMITS.get(here.limited_by, here.limited_by),
         "products": kinds[0] if kinds else "–",
         "bound": f"{100 * loop.share_of_peak:.0f} %" if loop is not None and loop.share_of_peak else "–",
     }
-
-
-def _short_bytes(value_bytes: int) -> str:
-    """Format bytes: exactly below 10 000 B (``1044 B``), else rounded (``37 KiB``)."""
-    return f"{value_bytes} B" if value_bytes < 10_000 else f"{value_bytes / 1024:.0f} KiB"
 
 
 def _details(result: Result, width: int) -> list[str]:

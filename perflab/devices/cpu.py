@@ -97,17 +97,12 @@ def _cgroup_available_bytes(root: str = "/sys/fs/cgroup") -> int | None:
         limit = _read(f"{root}/memory.max")
         if limit == "max":
             return None
-        used = int(_read(f"{root}/memory.current"))
-        return max(0, int(limit) - used + _cgroup_file_pages(root))
+        left = int(limit) - int(_read(f"{root}/memory.current"))
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            left += int(dict(line.split() for line in _read(f"{root}/memory.stat").splitlines())["inactive_file"])
+        return max(0, left)
     except (OSError, ValueError):
         return None
-
-
-def _cgroup_file_pages(root: str) -> int:
-    try:
-        return int(dict(line.split() for line in _read(f"{root}/memory.stat").splitlines())["inactive_file"])
-    except (OSError, ValueError, KeyError):
-        return 0
 
 
 def _read(path: str) -> str:

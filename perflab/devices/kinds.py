@@ -59,7 +59,13 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
         kind = accelerator.type if accelerator is not None else "cpu"
     if kind == "cpu" and not number:
         return torch.device("cpu")
-    count = _count(name, kind)
+    try:
+        if DEVICE_CHOICES.fullmatch(name) is None:
+            raise RuntimeError("not the name of a device")
+        torch.get_device_module(torch.device(kind))
+    except (RuntimeError, AttributeError):
+        raise DeviceError(f"{name!r} is not a device", f"use --perf-device={CHOICES}") from None
+    count = kind_of(kind).count(kind)
     if not count:
         raise DeviceError(
             f"--perf-device={name}, but PyTorch {torch.__version__} {kind_of(kind).absent(kind)}",
@@ -73,23 +79,6 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
             "name one of them, or look at CUDA_VISIBLE_DEVICES" if kind == "cuda" else "name one of them",
         )
     return torch.device(kind, index)
-
-
-def _count(name: str, kind: str) -> int:
-    """Return how many devices of this kind there are.
-
-    Raises:
-        DeviceError: PyTorch knows no such kind.
-    """
-    import torch
-
-    try:
-        if DEVICE_CHOICES.fullmatch(name) is None:
-            raise RuntimeError("not the name of a device")
-        torch.get_device_module(torch.device(kind))
-    except (RuntimeError, AttributeError):
-        raise DeviceError(f"{name!r} is not a device", f"use --perf-device={CHOICES}") from None
-    return kind_of(kind).count(kind)
 
 
 def all_devices() -> list[torch.device]:

@@ -7,7 +7,7 @@ configurations. Importing this module loads no Triton.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,13 @@ def is_decorated(kernel: Any) -> bool:
     return not plain and (is_autotuner(kernel) or has_heuristics(kernel))
 
 
+def _layers(kernel: Any) -> Iterator[Any]:
+    """Yield what the decorators made, from the kernel inwards: its autotuners and heuristics."""
+    while is_decorated(kernel):
+        yield kernel
+        kernel = below(kernel)
+
+
 def undecorated(kernel: Any) -> Any:
     """Return the object that ``@triton.jit`` made, below its autotuner and heuristics."""
     while is_decorated(kernel):
@@ -130,12 +137,11 @@ def undecorated(kernel: Any) -> Any:
 def decided(kernel: Any) -> set[str]:
     """Return the parameters that the kernel's autotuner and heuristics set, so that a launch must not."""
     found: set[str] = set()
-    while is_decorated(kernel):
-        if is_autotuner(kernel):
-            found.update(name for config in configs_of(kernel) for name in config.kwargs)
+    for layer in _layers(kernel):
+        if is_autotuner(layer):
+            found.update(name for config in configs_of(layer) for name in config.kwargs)
         else:
-            found.update(heuristics_of(kernel))
-        kernel = below(kernel)
+            found.update(heuristics_of(layer))
     return found
 
 
@@ -145,11 +151,8 @@ def tuner_of(kernel: Any) -> Any:
     Raises:
         KernelError: the kernel has none.
     """
-    layer = kernel
-    while is_decorated(layer):
-        if is_autotuner(layer):
-            return layer
-        layer = below(layer)
+    for layer in filter(is_autotuner, _layers(kernel)):
+        return layer
     raise KernelError(
         f"{name_of(kernel)} is not autotuned", "give what @triton.autotune made, or leave its configurations out"
     )

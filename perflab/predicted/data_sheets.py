@@ -45,6 +45,7 @@ from types import MappingProxyType
 _MIB = 2**20
 _GIB = 2**30
 HOPPER = 90
+_THREADS_OF_SM = {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}
 CONTEXT_BYTES = 512 * _MIB
 CONTEXT_HOPPER_BYTES = 768 * _MIB
 """The context's estimated size in bytes from Hopper on. Both estimates round up the sizes that were observed."""
@@ -99,6 +100,11 @@ class Gpu(DataSheet):
     sms: int
 
     @property
+    def threads_of_sm(self) -> int:
+        """The most resident threads of a multiprocessor: ``maxThreadsPerMultiProcessor``."""
+        return _THREADS_OF_SM.get(self.architecture, 2048)
+
+    @property
     def context_bytes(self) -> int:
         """The estimated memory that a process uses outside of PyTorch's allocator."""
         return CONTEXT_HOPPER_BYTES if self.architecture >= HOPPER else CONTEXT_BYTES
@@ -132,39 +138,30 @@ def _nvidia(
     l2_mib: float,
     rates: Mapping[str, float],
     source: str,
-    device_name: str,
-    *other_device_names: str,
+    *device_names: str,
 ) -> Gpu:
-    return Gpu(
-        name=name,
-        device_name=device_name,
-        other_device_names=other_device_names,
-        architecture=architecture,
-        memory_bytes=memory_mib * _MIB,
-        bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
-        rates=rates,
-        l2_bytes=int(l2_mib * _MIB),
-        sms=sms,
-        source=source,
-    )
+    sheet = _other(name, memory_mib / 1024, gigabytes_per_s, l2_mib, rates, source, *device_names)
+    return Gpu(**vars(sheet), architecture=architecture, sms=sms)
 
 
 def _other(
     name: str,
-    memory_gib: int,
+    memory_gib: float,
     gigabytes_per_s: float,
-    cache_mib: int,
+    cache_mib: float,
     rates: Mapping[str, float],
     source: str,
     device_name: str,
+    *other_device_names: str,
 ) -> DataSheet:
     return DataSheet(
         name=name,
         device_name=device_name,
-        memory_bytes=memory_gib * _GIB,
+        other_device_names=other_device_names,
+        memory_bytes=int(memory_gib * _GIB),
         bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
         rates=rates,
-        l2_bytes=cache_mib * _MIB,
+        l2_bytes=int(cache_mib * _MIB),
         source=source,
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -86,7 +87,13 @@ class PredictedStore(CaseFiles[PredictedBaseline]):
         def successor(case: str, old: PredictedBaseline | None) -> PredictedBaseline:
             new = baselines[case]
             new = changed(new, parameters={name: writable(value) for name, value in new.parameters.items()})
-            return new if old is None or new.reason or not _say_the_same(old, new) else old
+            if (
+                old is None
+                or new.reason
+                or changed(new, recorded=old.recorded, commit=old.commit, reason=old.reason) != old
+            ):
+                return new
+            return old
 
         return self._put({case: self.path_for(gpu, case) for case in baselines}, successor)
 
@@ -94,12 +101,11 @@ class PredictedStore(CaseFiles[PredictedBaseline]):
         return read_predicted(path)
 
     def _write(self, path: Path, cases: Mapping[str, PredictedBaseline]) -> None:
-        write_predicted(path, path.parent.name.removeprefix(PREDICTED), cases)
-
-
-def _say_the_same(one: PredictedBaseline, other: PredictedBaseline) -> bool:
-    """Whether two baselines are equal except for date, commit and reason."""
-    return changed(one, recorded="", commit=None, reason=None) == changed(other, recorded="", commit=None, reason=None)
+        gpu = path.parent.name.removeprefix(PREDICTED)
+        blocks = ",\n".join(f"    {as_json(name)}: {_block(cases[name])}" for name in sorted(cases))
+        rows = json.dumps(_ROWS, indent=4).replace("\n}", "\n  }")
+        head = f'{{\n  "schema": {SCHEMA},\n  "gpu": {as_json(gpu)},\n  "rows": {rows},\n  "cases": {{\n'
+        write_text(path, f"{head}{blocks}\n  }}\n}}\n")
 
 
 _KINDS: Mapping[str, tuple[type[PeakPart | Cost | SavedTensors], tuple[str, ...]]] = MappingProxyType(
@@ -156,18 +162,6 @@ def read_predicted(path: Path) -> dict[str, PredictedBaseline]:
     return found
 
 
-def write_predicted(path: Path, gpu: str, cases: Mapping[str, PredictedBaseline]) -> None:
-    """Write the whole file, or leave the existing file unchanged.
-
-    Raises:
-        BaselineError: the file cannot be written.
-    """
-    blocks = ",\n".join(f"    {as_json(name)}: {_block(cases[name])}" for name in sorted(cases))
-    rows = json.dumps(_ROWS, indent=4).replace("\n}", "\n  }")
-    head = f'{{\n  "schema": {SCHEMA},\n  "gpu": {as_json(gpu)},\n  "rows": {rows},\n  "cases": {{\n'
-    write_text(path, f"{head}{blocks}\n  }}\n}}\n")
-
-
 def folder_of(gpu: str) -> str:
     """Return the name of the folder of a GPU's baselines: ``predicted-h100``."""
     return f"{PREDICTED}{gpu}"
@@ -198,7 +192,7 @@ def stored(directory: Path, environments: object = None) -> Iterator[StoredFile]
     """Yield the files of every GPU; ``environments`` is ignored, since predictions belong to no machine."""
     store = PredictedStore(directory)
     for path in store.paths():
-        yield StoredFile(path, store, lambda path=path: _entries(store, path))  # type: ignore[misc]
+        yield StoredFile(path, store, partial(_entries, store, path))
 
 
 def _entries(store: PredictedStore, path: Path) -> dict[str, Stored]:

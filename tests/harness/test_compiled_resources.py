@@ -88,9 +88,9 @@ amdhsa.kernels:
 
 
 def test_amds_assembly_says_what_a_kernel_takes() -> None:
-    found = read_amdgcn(CDNA)
-    assert found.resources == reported(256, 96, 92, 0, 1024), "23 registers of four bytes"
-    assert found.waves_per_simd == 2
+    resources, waves_per_simd = read_amdgcn(CDNA)
+    assert resources == reported(256, 96, 92, 0, 1024), "23 registers of four bytes"
+    assert waves_per_simd == 2
     with pytest.raises(ValueError, match="does not say its vgpr_spill_count, Occupancy"):
         read_amdgcn(CDNA.replace(".vgpr_spill_count", ".x").replace("Occupancy", "x"))
 

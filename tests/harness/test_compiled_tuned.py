@@ -15,7 +15,7 @@ from perflab.compiled.compiler import KernelExample
 from perflab.compiled.compiler.example import load_examples
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.judge import is_broken, judge_compiled
-from perflab.compiled.run.kernels import is_to_be_saved, result_of
+from perflab.compiled.run.kernels import can_be_saved, result_of
 from perflab.compiled.store import KernelStore
 from perflab.results.compiled import CompiledKernel, KernelBaseline, KernelResources
 from perflab.results.records import Verdict
@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_what_the_tuner_passes_over(
     judgement = judge_compiled(large, None)
     assert judgement.verdict is Verdict.SKIPPED
     assert judgement.reasons == snapshot
-    assert not is_to_be_saved(result_of("x", large, KernelStore(tmp_path)), update=True, update_new=False)
+    assert not can_be_saved(result_of("x", large, KernelStore(tmp_path)))
 
 
 def test_one_that_no_longer_fits_is_worse_until_that_is_accepted(found: Found, tmp_path: Path) -> None:

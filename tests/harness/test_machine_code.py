@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from perflab.base.errors import KernelError
-from perflab.compiled.machine.bound import bound_of
 from perflab.compiled.machine.disassembly import _JOINED, Function, Instruction, disassemble, parse
 from perflab.compiled.machine.kinds import Kind, bytes_of, counts_of, kind_of, product_of, use_of
 from perflab.compiled.machine.library import kernels_in
 from perflab.compiled.machine.loops import Loop, loops_of
 from perflab.compiled.machine.pipes import PIPES
-from perflab.compiled.machine.reading import loop_lines, most_in_flight_bytes, read_loops
+from perflab.compiled.machine.reading import bound_of, loop_lines, most_in_flight_bytes, read_loops
 from perflab.predicted.data_sheets import GPUS
 from perflab.results.compiled import LoopCounts
 

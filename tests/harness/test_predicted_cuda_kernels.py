@@ -17,7 +17,7 @@ from perflab.predicted.cuda import recipes
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.cuda.kernels import ON_CUDA, OnCuda
-from perflab.predicted.cuda.reductions import Processor
+from perflab.predicted.data_sheets import MODELLED
 from perflab.predicted.prediction import Work, traced
 from perflab.predicted.trace.trace import CHUNK, MOST_BLOCKS, MOST_TENSORS, Lists, Part
 from tests.harness.routed_calls import ATEN, CALLS, Call
@@ -97,7 +97,7 @@ def test_the_gradient_of_an_embedding_is_summed_in_parts_above_3072_tokens() -> 
     name = "aten::embedding_dense_backward"
     few, many = meta(3072, dtype=torch.long), meta(4, 1024, dtype=torch.long)
     assert hidden_bytes(name, [meta(3072, 64), few, 50_000, -1, False]) == 0
-    assert launches(name, [meta(3072, 64), few]) == 2
+    assert launches(name, [meta(3072, 64), few, 50_000, -1, False]) == 2
     parts = 4096 // 10 + 4096
     indices = (3 * 4096 + 2 * 4096 + parts) * 8 + 16
     for dtype in (FP32, BF16):
@@ -171,7 +171,7 @@ def test_a_sum_of_many_numbers_is_staged_by_block(
 
 
 def test_a_smaller_gpu_divides_a_sum_among_fewer_blocks() -> None:
-    t4 = OnCuda(Processor(40, 75)).blocks_of("aten::sum", [meta(4, 512, 2560), [0, 1], True], {})
+    t4 = OnCuda(MODELLED["t4"]).blocks_of("aten::sum", [meta(4, 512, 2560), [0, 1], True], {})
     assert t4 == (4 * 2560 * 16 * 128, 4 * 20, 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.cuda.kernels import ON_CUDA, OnCuda
-from perflab.predicted.cuda.reductions import Processor
+from perflab.predicted.data_sheets import MODELLED
 from perflab.predicted.prediction import traced
 from tests.harness.traced import ops, work
 
@@ -149,7 +150,10 @@ def test_groups_are_multiplied_at_once_where_a_kernel_does_and_one_by_one_elsewh
 ) -> None:
     with fake_tensors(), as_cuda(divmod(architecture, 10)):
         left, right = zeros(64, 32, dtype=dtype), zeros(EXPERTS, 32, 24, dtype=dtype)
-        trace = traced(work(lambda: grouped(left, right), left, right), OnCuda(Processor(100, architecture))).trace
+        trace = traced(
+            work(lambda: grouped(left, right), left, right),
+            OnCuda(replace(MODELLED["h100"], architecture=architecture)),
+        ).trace
     assert {op.name: op.launches for op in ops(trace)}["aten::_grouped_mm"] == launches
 
 

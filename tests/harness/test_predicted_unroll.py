@@ -130,7 +130,6 @@ def test_what_grows_outside_of_layers_grows_by_the_layer() -> None:
     assert stacked.size_bytes == 20 * 64
     assert update.launches == 2 + 20 * 2
     assert update.flops == 96 + 48 + 20 * (16 + 64)
-    assert trace.parameters == (96 + 48 + 20 * (16 + 64)) // 4
 
 
 def test_a_saved_tensor_with_a_side_a_layer_gets_its_shape() -> None:
@@ -172,21 +171,6 @@ def test_stacks_of_different_lengths_can_be_unrolled_one_after_another() -> None
 
     wanted = {"encoder": 12, "decoder": 7}
     assert same(unroll(encoders(3), encoders(4), wanted), run(SEQ, wanted))
-
-
-def test_parameters_of_stacks_of_different_lengths_are_counted_by_their_bytes() -> None:
-    def traces(layers: int) -> Trace:
-        tape = Tape({"encoder": layers, "decoder": layers})
-        for stack, size in (("encoder", 40), ("decoder", 400)):
-            for number in range(layers):
-                tape.hold("weight", size, "parameters", Layer(stack, number))
-        return tape.trace()
-
-    wanted = {"encoder": 5, "decoder": 9}
-    assert unroll(traces(3), traces(4), wanted).parameters == 5 * 10 + 9 * 100
-    few, more = (replace(traces(number), parameters=110 * number + number**2) for number in (3, 4))
-    with pytest.raises(NotPeriodic):
-        unroll(few, more, wanted)
 
 
 # --- what is refused
@@ -347,7 +331,6 @@ def test_whatever_differs_makes_traces_unlike() -> None:
     assert isinstance(second, Free)
     others = [
         replace(trace, layers={"blocks": 4}),
-        replace(trace, parameters=1),
         replace(trace, held=(replace(trace.held[0], size_bytes=97), *trace.held[1:])),
         edited(trace, op, replace(work, launches=2)),
         replace(trace, uses={**trace.uses, block.block: replace(trace.uses[block.block], category="buffers")}),

@@ -26,7 +26,7 @@ from perflab.compiled.compiler.resources import (
     read_remarks,
     useful_lines,
 )
-from perflab.compiled.machine.disassembly import Function, disassemble
+from perflab.compiled.machine.disassembly import disassemble
 from perflab.compiled.machine.reading import read_loops
 from perflab.internals import of_triton as triton_internals
 from perflab.internals.lookup import switched_off
@@ -118,7 +118,11 @@ def _resources(example: KernelExample, arch: Arch) -> KernelResources:
             shared_bytes=report["static_shared_bytes"] + metadata.shared,
             tensor_columns=columns,
         )
-        loops = read_loops(_machine_code(compiled), num_warps=warps, blocks=blocks)
+        with tempfile.TemporaryDirectory() as folder:
+            cubin = Path(folder, "kernel.cubin")
+            cubin.write_bytes(compiled.asm["cubin"])
+            own, *_called = disassemble(cubin, triton_internals.disassembler_path())
+        loops = read_loops(own, num_warps=warps, blocks=blocks)
     return KernelResources(
         ptxas=assembler,
         num_warps=warps,
@@ -147,14 +151,6 @@ def _assembler_log(compiled: Any, options: Any, arch: int) -> str:
     said = triton_internals.assembler_log(compiled, options, arch)
     cache.put(said, _LOG, binary=False)
     return said
-
-
-def _machine_code(compiled: Any) -> Function:
-    """Return the kernel's machine code, which comes before that of functions that it calls."""
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder, "kernel.cubin")
-        cubin.write_bytes(compiled.asm["cubin"])
-        return disassemble(cubin, triton_internals.disassembler_path())[0]
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 _INSTRUCTIONS = {
     "mma": re.compile(r"^\s*(?:@!?%\w+\s+)?mma\.(?:sp(?:::\w+)?\.)?sync\b", re.MULTILINE),
@@ -42,18 +41,10 @@ def read_assembler(log: str) -> dict[str, int]:
     }
 
 
-class OnAmd(NamedTuple):
-    """A kernel's resources as AMD's compiler reports them."""
-
-    resources: dict[str, int]
-    """A kernel's resources, named as in ``KernelResources``."""
-    waves_per_simd: int
-    """The most waves that are on a SIMD at once, by their registers."""
-
-
-def read_amdgcn(assembly: str) -> OnAmd:
+def read_amdgcn(assembly: str) -> tuple[dict[str, int], int]:
     """Return a kernel's resources from its AMD assembly: from its metadata, and from LLVM's comments on the kernel.
 
+    They are named as in ``KernelResources``; with them the most waves that are on a SIMD at once, by their registers.
     Scalar registers that spill go into lanes of vector registers, and count as these.
 
     Raises:
@@ -71,7 +62,7 @@ def read_amdgcn(assembly: str) -> OnAmd:
         "spill_load_bytes": 0,
         "static_shared_bytes": int(said["group_segment_fixed_size"]),
     }
-    return OnAmd(resources, int(said["Occupancy"]))
+    return resources, int(said["Occupancy"])
 
 
 def read_remarks(log: str) -> list[str]:

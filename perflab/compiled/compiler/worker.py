@@ -12,7 +12,7 @@ from functools import cache
 
 import msgspec
 
-from perflab.base.data import Data
+from perflab.base.data import Data, changed
 from perflab.base.errors import PerflabError
 from perflab.base.gpu_names import Arch, name_of_arch
 from perflab.compiled.compiler.example import KernelExample
@@ -72,7 +72,7 @@ def answer(request: Request) -> Answer:
         said = os.pread(2, os.fstat(2).st_size - said_before, said_before)  # standard error is a file
         diagnosed = useful_lines(said.decode("utf-8", "replace"), most=4)
         if "error:" in diagnosed:  # MLIR's passes write details to standard error that their exception lacks
-            compiled = msgspec.structs.replace(compiled, problem=f"{compiled.problem}\n{diagnosed}")
+            compiled = changed(compiled, problem=f"{compiled.problem}\n{diagnosed}")
     return Answer(compiled=compiled)
 
 

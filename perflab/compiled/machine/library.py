@@ -17,7 +17,6 @@ from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy
 from perflab.compiled.machine.disassembly import Function, disassemble
 from perflab.compiled.machine.reading import loop_lines, read_loops
 from perflab.internals import of_triton as triton_internals
-from perflab.results.compiled import LoopCounts
 
 _PATIENCE_S = 600.0
 _SYMBOL = re.compile(rb"\.text\.([\w$.]+)")
@@ -54,12 +53,14 @@ def kernels_in(file: Path, arch: int, pattern: str, *, nvdisasm: str, cuobjdump:
     wanted = re.compile(pattern)
     found = False
     with tempfile.TemporaryDirectory(prefix="perflab-cubins-") as folder:
-        cubins = [file] if file.suffix == ".cubin" else _extracted(file, arch, Path(folder), cuobjdump)
-        for cubin in cubins:
+        if file.suffix != ".cubin":
+            _run([cuobjdump, "-arch", f"sm_{arch}", "-xelf", "all", str(file.absolute())], Path(folder))
+        for cubin in [file] if file.suffix == ".cubin" else sorted(Path(folder).glob("*.cubin")):
             names = {name.decode() for name in _SYMBOL.findall(cubin.read_bytes())}
             if not any(wanted.search(name) for name in names):
                 continue
-            usage = _usage(cubin, cuobjdump)
+            said = _run([cuobjdump, "-res-usage", str(cubin.absolute())], cubin.parent)
+            usage = {name: map(int, numbers) for name, *numbers in _USAGE.findall(said)}
             for function in disassemble(cubin, nvdisasm):
                 if wanted.search(function.name) and function.name in usage:
                     found = True
@@ -70,16 +71,6 @@ def kernels_in(file: Path, arch: int, pattern: str, *, nvdisasm: str, cuobjdump:
             f"{where} has no kernel whose name matches {pattern!r}",
             "names are mangled; cuobjdump -res-usage lists them",
         )
-
-
-def _extracted(file: Path, arch: int, folder: Path, cuobjdump: str) -> list[Path]:
-    _run([cuobjdump, "-arch", f"sm_{arch}", "-xelf", "all", str(file.absolute())], folder)
-    return sorted(folder.glob("*.cubin"))
-
-
-def _usage(cubin: Path, cuobjdump: str) -> dict[str, tuple[int, int, int]]:
-    said = _run([cuobjdump, "-res-usage", str(cubin.absolute())], cubin.parent)
-    return {name: (int(registers), int(stack), int(shared)) for name, registers, stack, shared in _USAGE.findall(said)}
 
 
 def _run(command: list[str], folder: Path) -> str:
@@ -95,39 +86,26 @@ def _run(command: list[str], folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def described(kernel: LibraryKernel, *, num_warps: int, shared_bytes: int) -> tuple[int, list[LoopCounts]]:
-    """Return how many of a kernel's blocks are on a multiprocessor at once, and its loops.
+def describe_kernels(file: Path, arch: int, pattern: str, *, num_warps: int, shared_bytes: int) -> Iterator[str]:
+    """Yield lines on the kernels of a file whose names match, with how many of their blocks are there at once.
 
     ``num_warps`` and ``shared_bytes``, the dynamic shared memory, are those of a launch.
 
     Raises:
-        KernelError: the limits of the kernel's architecture are not known.
-    """
-    limits = ARCHITECTURES.get(kernel.function.arch)
-    if limits is None:
-        known = ", ".join(str(arch) for arch in ARCHITECTURES if isinstance(arch, int))
-        raise KernelError(
-            f"{kernel.function.name} is compiled for sm_{kernel.function.arch}, whose limits are not known",
-            f"give a kernel for one of {known}",
-        )
-    blocks, _ = occupancy(
-        limits,
-        num_warps=num_warps,
-        registers=kernel.registers,
-        shared_bytes=kernel.shared_bytes + shared_bytes,
-    )
-    return blocks, read_loops(kernel.function, num_warps=num_warps, blocks=blocks)
-
-
-def describe_kernels(file: Path, arch: int, pattern: str, *, num_warps: int, shared_bytes: int) -> Iterator[str]:
-    """Yield lines on the kernels of a file whose names match.
-
-    Raises:
-        KernelError: the file cannot be read, or has no such kernel.
+        KernelError: the file cannot be read, has no such kernel, or one for an architecture whose limits are not known.
     """
     tools = {tool: triton_internals.disassembler_path(tool) for tool in ("nvdisasm", "cuobjdump")}
     for kernel in kernels_in(file, arch, pattern, **tools):
-        blocks, loops = described(kernel, num_warps=num_warps, shared_bytes=shared_bytes)
-        yield f"{kernel.function.name} [sm_{kernel.function.arch}]"
+        function, limits = kernel.function, ARCHITECTURES.get(kernel.function.arch)
+        if limits is None:
+            known = ", ".join(str(arch) for arch in ARCHITECTURES if isinstance(arch, int))
+            raise KernelError(
+                f"{function.name} is compiled for sm_{function.arch}, whose limits are not known",
+                f"give a kernel for one of {known}",
+            )
+        shared = kernel.shared_bytes + shared_bytes
+        blocks, _ = occupancy(limits, num_warps=num_warps, registers=kernel.registers, shared_bytes=shared)
+        yield f"{function.name} [sm_{function.arch}]"
         yield f"  {kernel.registers} registers, {kernel.stack_bytes} B of stack, {blocks} blocks on a multiprocessor"
-        yield from (f"  {line}" for line in loop_lines(loops, kernel.function.arch))
+        loops = read_loops(function, num_warps=num_warps, blocks=blocks)
+        yield from (f"  {line}" for line in loop_lines(loops, function.arch))

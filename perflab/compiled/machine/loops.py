@@ -99,18 +99,13 @@ def _blocks(function: Function) -> list[_Block]:
     blocks = []
     for start, end in zip(starts, [*starts[1:], len(code)], strict=True):
         last = code[end - 1]
-        after = [] if _never_falls_through(last) or end not in number_of else [number_of[end]]
+        # BRA.U has its condition among the operands.
+        leaves = last.name in _ENDS or (last.name in ("BRA", "JMP") and len(last.operands) <= 1)
+        after = [] if end not in number_of or (leaves and not last.predicate) else [number_of[end]]
         if last.target is not None and last.target // INSTRUCTION_BYTES in number_of:
             after.append(number_of[last.target // INSTRUCTION_BYTES])
         blocks.append(_Block(code[start:end], tuple(dict.fromkeys(after))))
     return blocks
-
-
-def _never_falls_through(last: Instruction) -> bool:
-    if last.predicate:
-        return False
-    # BRA.U has its condition among the operands.
-    return last.name in _ENDS or (last.name in ("BRA", "JMP") and len(last.operands) <= 1)
 
 
 def _dominators(blocks: Sequence[_Block]) -> Mapping[int, frozenset[int]]:

@@ -11,10 +11,9 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import wait
 from typing import Any, cast
 
-import msgspec
 import pytest
 
-from perflab.base.data import to_plain
+from perflab.base.data import changed, to_plain
 from perflab.base.errors import KernelError, PerflabError, UsageError
 from perflab.compiled.compiler.example import load_examples
 from perflab.compiled.compiler.pool import CompilerPool
@@ -201,8 +200,10 @@ class CompiledCases:
         """Run the test's body, then judge its kernel; if the kernel does not compile, judge it and skip the body."""
         state = item.stash.get(_STATE, None)
         result = state.result if state is not None else None
-        if state is not None and result is not None and not _is_to_run(_of(result).now):
-            self._conclude(state, result)
+        if state is not None and result is not None:
+            now = _of(result).now
+            if now.resources is None or now.passed_over:  # the test's body has nothing to check
+                self._conclude(state, result)
         outcome = yield
         if state is not None and result is not None:
             self._conclude(state, result)
@@ -212,8 +213,7 @@ class CompiledCases:
         settings = self._settings
         broken = is_broken(_of(result).now)
         if not broken:
-            judgement = unless_unchecked(result.judgement, settings)
-            result = state.result = msgspec.structs.replace(result, judgement=judgement)
+            result = state.result = changed(result, judgement=unless_unchecked(result.judgement, settings))
         state.done = True
         if result.judgement.verdict is Verdict.SKIPPED:
             pytest.skip("; ".join(result.judgement.reasons))
@@ -234,15 +234,10 @@ class CompiledCases:
         if result is None or not state.done:
             unjudged = unmeasured(case_id(item), None, report, state.short_of)
             compiled = result.outcome if result is not None else None
-            result = msgspec.structs.replace(unjudged, outcome=compiled) if unjudged is not None else None
+            result = changed(unjudged, outcome=compiled) if unjudged is not None else None
         if result is not None:
             report.perflab = to_plain(result)  # type: ignore[attr-defined]
         return report
-
-
-def _is_to_run(kernel: CompiledKernel) -> bool:
-    """Whether the kernel has resources that the test's body can check."""
-    return kernel.resources is not None and not kernel.passed_over
 
 
 def _of(result: Result) -> CompiledCase:

@@ -12,9 +12,8 @@ from concurrent.futures import as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
-
 import perflab
+from perflab.base.data import changed
 from perflab.base.errors import KernelError
 from perflab.base.git import current_commit
 from perflab.base.gpu_names import Arch
@@ -23,9 +22,8 @@ from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.report import explain_kernel
 from perflab.compiled.run.kernels import (
     HOW_TO_REGISTER,
-    Choice,
+    can_be_saved,
     choices_of,
-    is_to_be_saved,
     result_of,
     save_kernels,
 )
@@ -84,19 +82,21 @@ def compile_kernels(
     with machine_turn(say), CompilerPool(patience_s=settings.timeout_s) as pool:  # never compile during a measurement
         pool.start()
         names = {registration: pool.names(registration, archs or own.archs) for registration in registered}
-        found = _compile(pool, choices_of(names), say)
-    told: list[str] = []
+        futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices_of(names)}
+        for done, _ in enumerate(as_completed(futures), start=1):
+            say(f"compiled {done} of {len(futures)}")
+        found = [(choice, future.result()) for future, choice in futures.items()]  # raises if a registration changed
+    notes: list[str] = []
     results = [result_of(f"{one.registration}::{case_of(one.name, one.arch)}", kernel, store) for one, kernel in found]
     if against is not None:
         before = compiled_by(against, registered, archs or own.archs)
         results = [_judged_against(result, before.get(result.case)) for result in results]
         others = sorted({f"triton {one.triton}" for one in before.values()})
-        told = [f"compared with {', '.join(others) or 'nothing'} of {against}"]
+        notes = [f"compared with {', '.join(others) or 'nothing'} of {against}"]
     accept = shlex.join([*command, "--update"])
     results = [_with_failure(result, settings, accept, update=update) for result in results]
     tritons = {kernel.triton for _, kernel in found}
     stale = {(key, triton): store.stale(key, triton, names[key]) for key in registered for triton in tritons}
-    notes = list(told)
     if update:
         commit = current_commit(project.root, settings.baselines)
         results, notes = _saved(results, stale, store, commit, reason)
@@ -143,27 +143,11 @@ def compiled_by(python: str, registrations: Sequence[str], archs: Sequence[Arch]
 def _judged_against(result: Result, before: CompiledKernel | None) -> Result:
     """Return the result compared with the same kernel by another compiler."""
     assert isinstance(result.outcome, CompiledCase)
-    then = before.resources if before is not None else None
-    baseline = (
-        KernelBaseline(triton=before.triton, recorded="", resources=then) if before is not None and then else None
-    )
-    judgement = judge_compiled(result.outcome.now, baseline, any_compiler=True)
-    outcome = CompiledCase(now=result.outcome.now, before=then)
-    return msgspec.structs.replace(result, judgement=judgement, outcome=outcome)
-
-
-def _compile(
-    pool: CompilerPool, choices: Sequence[Choice], say: Callable[[str], None]
-) -> list[tuple[Choice, CompiledKernel]]:
-    """Compile all chosen kernels.
-
-    Raises:
-        KernelError: a registration has changed since its kernels were listed.
-    """
-    futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices}
-    for done, _ in enumerate(as_completed(futures), start=1):
-        say(f"compiled {done} of {len(futures)}")
-    return [(choice, future.result()) for future, choice in futures.items()]
+    now, baseline = result.outcome.now, None
+    if before is not None and before.resources is not None:
+        baseline = KernelBaseline(triton=before.triton, recorded="", resources=before.resources)
+    outcome = CompiledCase(now=now, before=baseline.resources if baseline is not None else None)
+    return changed(result, judgement=judge_compiled(now, baseline, any_compiler=True), outcome=outcome)
 
 
 def _with_failure(result: Result, settings: Settings, accept: str, *, update: bool) -> Result:
@@ -171,14 +155,13 @@ def _with_failure(result: Result, settings: Settings, accept: str, *, update: bo
     broken = is_broken(result.outcome.now)
     if not broken and (update or result.judgement.verdict is not Verdict.REGRESSED):
         return result
-    text = explain_kernel(result, None if broken else accept)
-    return msgspec.structs.replace(result, failure=text)
+    return changed(result, failure=explain_kernel(result, None if broken else accept))
 
 
 def _saved(
     results: list[Result], stale: Stale, store: KernelStore, commit: str | None, reason: str | None
 ) -> tuple[list[Result], list[str]]:
-    chosen = [result for result in results if is_to_be_saved(result, update=True, update_new=False)]
+    chosen = list(filter(can_be_saved, results))
     paths = save_kernels(store, chosen, commit=commit, reason=reason, stale=stale)
     notes = []
     if chosen:
@@ -188,4 +171,4 @@ def _saved(
     if gone:
         notes.append(f"removed, no longer registered: {', '.join(gone)}")
     saved = {result.case for result in chosen}
-    return [msgspec.structs.replace(one, saved=True) if one.case in saved else one for one in results], notes
+    return [changed(one, saved=True) if one.case in saved else one for one in results], notes

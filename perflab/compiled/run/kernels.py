@@ -97,16 +97,14 @@ def save_kernels(
     return [store.save(*key, baselines, stale=(stale or {}).get(key, ())) for key, baselines in sorted(by_file.items())]
 
 
-def is_to_be_saved(result: Result, *, update: bool, update_new: bool) -> bool:
-    """Whether to save a kernel: it can run, its test did not fail, no autotuner passes it over, and an option asks."""
-    if (
-        not isinstance(result.outcome, CompiledCase)
-        or result.outcome.now.resources is None
-        or is_broken(result.outcome.now)
-        or result.judgement.verdict in (Verdict.FAILED, Verdict.SKIPPED)
-    ):
-        return False
-    return update or (update_new and result.judgement.verdict in (Verdict.NEW, Verdict.INCOMPARABLE))
+def can_be_saved(result: Result) -> bool:
+    """Whether a kernel may become a baseline: it can run, its test did not fail, and no autotuner passes it over."""
+    return (
+        isinstance(result.outcome, CompiledCase)
+        and result.outcome.now.resources is not None
+        and not is_broken(result.outcome.now)
+        and result.judgement.verdict not in (Verdict.FAILED, Verdict.SKIPPED)
+    )
 
 
 def save(saving: Saving) -> None:
@@ -115,16 +113,11 @@ def save(saving: Saving) -> None:
     Raises:
         BaselineError: an existing file cannot be read, or a file cannot be written.
     """
-    settings = saving.settings
-    chosen = [
-        result
-        for result in saving.results.values()
-        if is_to_be_saved(result, update=settings.update, update_new=settings.update_new)
-    ]
+    chosen = [result for result in saving.results.values() if can_be_saved(result) and saving.asks_for(result)]
     if not chosen:
         return
     saving.chosen += len(chosen)
-    store = KernelStore(settings.baselines)
-    paths = save_kernels(store, chosen, commit=saving.commit, reason=settings.reason)
+    store = KernelStore(saving.settings.baselines)
+    paths = save_kernels(store, chosen, commit=saving.commit, reason=saving.settings.reason)
     saving.mark(result.case for result in chosen)
     saving.say(format_count(len(chosen), "compiled kernel"), paths)

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -302,24 +302,6 @@ def is_function_mode_on(kind: type) -> bool:
     on: bool = torch._C._is_torch_function_mode_enabled()
     count: int = torch._C._len_torch_function_stack()
     return on and any(isinstance(torch._C._get_function_stack_at(at), kind) for at in range(count))
-
-
-@needs(TORCH, "torch.autograd:_engine_run_backward", to="mark the lines of Python that runs in a backward")
-@contextmanager
-def backward_run_by(run: Callable[..., Any]) -> Iterator[None]:
-    """Run each backward in the block by ``run(engine, *arguments)``; ``engine(*arguments)`` is the backward itself.
-
-    ``Tensor.backward`` deactivates the modes before it begins, and the function that it calls has no public name.
-    """
-    import torch.autograd
-
-    autograd: Any = torch.autograd
-    engine = autograd._engine_run_backward
-    autograd._engine_run_backward = partial(run, engine)
-    try:
-        yield
-    finally:
-        autograd._engine_run_backward = engine
 
 
 @cache

@@ -169,15 +169,12 @@ def block_events(results: Any, device: torch.device) -> list[BlockEvent]:
     found, waiting = list[BlockEvent](), list(tree)
     while waiting:
         event = waiting.pop()
-        fields = event.extra_fields
-        if event.tag.name == "Allocation" and _is_on(fields.device, device):
-            found.append(BlockEvent(event.start_time_ns, event.start_tid, fields.ptr, fields.alloc_size))
+        if event.tag.name == "Allocation":
+            fields, on = event.extra_fields, event.extra_fields.device
+            if on.type == device.type and device.index in (None, on.index):
+                found.append(BlockEvent(event.start_time_ns, event.start_tid, fields.ptr, fields.alloc_size))
         waiting.extend(event.children)
     return sorted(found, key=lambda one: one.time_ns)
-
-
-def _is_on(one: torch.device, device: torch.device) -> bool:
-    return one.type == device.type and (device.index is None or one.index == device.index)
 
 
 def cpu_block_events(results: Any, names: Mapping[int, str], not_a_mark: str) -> list[CpuBlockEvent]:

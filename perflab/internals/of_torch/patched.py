@@ -7,69 +7,109 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from perflab.internals.lookup import TORCH, attribute, lookup, missing
 from perflab.internals.of_torch.tracing import forget_shapes
 
 Target = tuple[Any, str]
 """An owner and the name of its attribute, as ``getattr`` takes them."""
+Replacement = tuple[Any, str, Any]
+"""An owner, the name of its attribute, and the value that the attribute gets."""
+
+
+class Private(NamedTuple):
+    """A private attribute that perflab replaces: its module, its names from there on, and the purpose as a verb."""
+
+    module: str
+    names: str
+    to: str
+
+    def target(self) -> Target:
+        """Return the owner and the name.
+
+        Raises:
+            InternalsError: there is no such attribute.
+        """
+        lookup(TORCH, f"{self.module}:{self.names}", self.to)
+        owner, _, name = self.names.rpartition(".")
+        return (
+            lookup(TORCH, f"{self.module}:{owner}", self.to) if owner else importlib.import_module(self.module)
+        ), name
+
+    def run_in(self, context: Callable[[], AbstractContextManager[object]]) -> Replacement:
+        """Return the replacement of a function by one that does the same, each time within a new context."""
+        owner, name = self.target()
+        usual = getattr(owner, name)
+
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            with context():
+                return usual(*arguments, **keywords)
+
+        return owner, name, run
+
 
 _RANKS = "predict a rank of many"
-
-
-def _target(module: str, names: str, to: str) -> Target:
-    lookup(TORCH, f"{module}:{names}", to)
-    owner, _, name = names.rpartition(".")
-    return (lookup(TORCH, f"{module}:{owner}", to) if owner else importlib.import_module(module)), name
-
-
-def casts_of_custom_functions() -> Target:
-    """Return the target of the function by which ``torch.amp.custom_fwd`` casts arguments.
-
-    The target works where ``custom_fwd`` has bound the device's name already.
-    """
-    return _target("torch.amp.autocast_mode", "_cast", "cast what custom autograd functions take")
-
-
-def casts_of_custom_operators() -> list[Target]:
-    """Return the targets of the function by which ``torch.library.register_autocast`` casts arguments.
-
-    One target is in the module that defines the function, the other in the module that imports it.
-    """
-    to = "cast what custom operators take"
-    return [_target("torch._library.custom_ops", "_cast", to), _target("torch.library", "_cast", to)]
-
-
-def backward_of_the_engine() -> Target:
-    """Return the target of the function that ``Tensor.backward`` and ``torch.autograd.grad`` both run.
-
-    A mode is inactive while it handles these two.
-    """
-    return _target("torch.autograd", "_engine_run_backward", "redirect cuda within a backward")
+_DDP = "torch.nn.parallel.distributed"
+CAST_OF_CUSTOM_FUNCTIONS = Private("torch.amp.autocast_mode", "_cast", "cast what custom autograd functions take")
+"""The function by which ``torch.amp.custom_fwd`` casts arguments. Replacing it works where ``custom_fwd`` has bound the
+device's name already."""
+CASTS_OF_CUSTOM_OPERATORS = tuple(
+    Private(module, "_cast", "cast what custom operators take")
+    for module in ("torch._library.custom_ops", "torch.library")
+)
+"""The function by which ``torch.library.register_autocast`` casts arguments: in the module that defines the function,
+and in the one that imports it."""
+BACKWARD = Private("torch.autograd", "_engine_run_backward", "know what runs within a backward")
+"""The function that ``Tensor.backward`` and ``torch.autograd.grad`` both run. A mode is inactive while it handles these
+two."""
+NVTX = Private("torch.cuda.nvtx", "_nvtx", "let a case mark ranges where there is no GPU")
+"""The native part behind ``torch.cuda.nvtx``; a CPU build has a stub that raises."""
+STEP_OF_GRAD_SCALER = Private("torch.amp", "GradScaler._maybe_opt_step", "let GradScaler step without numbers")
+"""What looks at a tensor's numbers before it takes a step."""
+TRUNCATED_NORMAL = Private("torch.nn.init", "_no_grad_trunc_normal_", "draw fake parameters without looking at them")
+"""The function by which ``torch.nn.init.trunc_normal_`` draws. Users import the public function by name, before any
+patch."""
+MAKING_OF_A_MESH = Private("torch.distributed.device_mesh", "DeviceMesh.__init__", _RANKS)
+"""What reads the numbers of a mesh's ranks from a tensor (``_rank_map``)."""
+MAKING_OF_DDP = Private(_DDP, "DistributedDataParallel.__init__", _RANKS)
+"""What makes DDP; its C++ keeps in tensors what a step has used."""
+BEFORE_FORWARD_OF_DDP = Private(_DDP, "DistributedDataParallel._pre_forward", _RANKS)
+"""What DDP does before a forward; it reads the order of its buckets from tensors."""
+PARAMETERS_COMPARED_BY_DDP = Private(_DDP, "_verify_param_shape_across_processes", _RANKS)
+"""The function by which DDP compares the shapes of its parameters between ranks."""
+METADATA_OF_DTENSORS = Private(
+    "torch.distributed.tensor._sharding_prop", "ShardingPropagator._propagate_tensor_meta_non_cached", _RANKS
+)
+"""The method that runs an operator on whole fake tensors, to know a ``DTensor`` result."""
+_DEVICE = Private("torch._subclasses.fake_tensor", "FakeTensor.device", "have fake tensors say that they are on a GPU")
+_FOREACH = Private(
+    "torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", "choose optimizers as on CUDA"
+)
 
 
 def device_of_a_fake_tensor() -> tuple[Target, property]:
     """Return ``FakeTensor.device`` as a target, and the property itself."""
-    to = "have fake tensors say that they are on a GPU"
-    owner, name = _target("torch._subclasses.fake_tensor", "FakeTensor.device", to)
+    owner, name = _DEVICE.target()
     usual = vars(owner).get(name)
     if not isinstance(usual, property) or usual.fget is None:
-        raise missing(TORCH, "property FakeTensor.device", to)
+        raise missing(TORCH, "property FakeTensor.device", _DEVICE.to)
     return (owner, name), usual
 
 
-def ranges_of_nvtx() -> Target:
-    """Return the target of the native part behind ``torch.cuda.nvtx``; a CPU build has a stub that raises."""
-    return _target("torch.cuda.nvtx", "_nvtx", "let a case mark ranges where there is no GPU")
+def devices_of_foreach() -> Iterator[Target]:
+    """Yield the targets of the function that tells which devices have ``_foreach_`` kernels.
 
-
-def steps_of_grad_scaler() -> Target:
-    """Return ``GradScaler._maybe_opt_step`` as a target; it looks at a tensor's numbers before it takes a step."""
-    return _target("torch.amp", "GradScaler._maybe_opt_step", "let GradScaler step without numbers")
+    There is a target in every module that has imported the function by name.
+    """
+    yield _FOREACH.target()
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("torch.optim") and hasattr(module, _FOREACH.names):
+            yield module, _FOREACH.names
 
 
 def initial_scale(scaler: Any) -> float:
@@ -80,26 +120,6 @@ def initial_scale(scaler: Any) -> float:
     if not attribute(TORCH, scaler, "_enabled", "know a GradScaler's scale"):
         return 1.0
     return float(attribute(TORCH, scaler, "_init_scale", "know a GradScaler's scale"))
-
-
-def truncated_normal() -> Target:
-    """Return the target of the function by which ``torch.nn.init.trunc_normal_`` draws.
-
-    Users import the public function by name, before any patch.
-    """
-    return _target("torch.nn.init", "_no_grad_trunc_normal_", "draw fake parameters without looking at them")
-
-
-def devices_of_foreach() -> Iterator[Target]:
-    """Yield the targets of the function that tells which devices have ``_foreach_`` kernels.
-
-    There is a target in every module that has imported the function by name.
-    """
-    name = "_get_foreach_kernels_supported_devices"
-    yield _target("torch.utils._foreach_utils", name, "choose optimizers as on CUDA")
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("torch.optim") and hasattr(module, name):
-            yield module, name
 
 
 def enter_without_gradients(mode: Any) -> None:
@@ -113,44 +133,18 @@ def enter_without_gradients(mode: Any) -> None:
     mode._inference_mode_context.__enter__()
 
 
-def making_of_a_mesh() -> Target:
-    """Return ``DeviceMesh.__init__`` as a target; it reads the numbers of its ranks from a tensor (``_rank_map``)."""
-    return _target("torch.distributed.device_mesh", "DeviceMesh.__init__", _RANKS)
-
-
-def making_of_ddp() -> Target:
-    """Return ``DistributedDataParallel.__init__`` as a target; its C++ keeps in tensors what a step has used."""
-    return _target("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", _RANKS)
-
-
-def before_forward_of_ddp() -> Target:
-    """Return the target of what DDP does before a forward; it reads the order of its buckets from tensors."""
-    return _target("torch.nn.parallel.distributed", "DistributedDataParallel._pre_forward", _RANKS)
-
-
-def parameters_compared_by_ddp() -> Target:
-    """Return the target of the function by which DDP compares the shapes of its parameters between ranks."""
-    return _target("torch.nn.parallel.distributed", "_verify_param_shape_across_processes", _RANKS)
-
-
-def metadata_of_dtensors() -> Target:
-    """Return the target of the method that runs an operator on whole fake tensors, to know a ``DTensor`` result."""
-    propagator = "ShardingPropagator._propagate_tensor_meta_non_cached"
-    return _target("torch.distributed.tensor._sharding_prop", propagator, _RANKS)
-
-
 _ABSENT = object()
 
 
 @contextmanager
-def attributes_replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+def attributes_replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
     """Within the block, each ``owner.name`` is the given value.
 
     Raises:
         InternalsError: an owner has no such attribute. Without the error a prediction would silently be that of another
             device.
     """
-    before: list[tuple[Any, str, Any]] = []
+    before: list[Replacement] = []
     try:
         for owner, name, value in replacements:
             if not hasattr(owner, name):
@@ -166,6 +160,17 @@ def attributes_replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterato
                 delattr(owner, name)
             else:
                 setattr(owner, name, old)
+
+
+@contextmanager
+def backward_run_by(run: Callable[..., Any]) -> Iterator[None]:
+    """Run each backward in the block by ``run(engine, *arguments)``; ``engine(*arguments)`` is the backward itself.
+
+    ``Tensor.backward`` deactivates the modes before it begins, and the function that it calls has no public name.
+    """
+    owner, name = BACKWARD.target()
+    with attributes_replaced([(owner, name, partial(run, getattr(owner, name)))]):
+        yield
 
 
 @contextmanager

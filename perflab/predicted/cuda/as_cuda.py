@@ -7,7 +7,7 @@ name (``devices``). The temporary memory of kernels is in ``kernels``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,10 +17,11 @@ import torch.optim
 
 from perflab.internals.of_torch import FakeTensor
 from perflab.internals.of_torch.patched import (
+    STEP_OF_GRAD_SCALER,
+    Replacement,
     attributes_replaced,
     devices_of_foreach,
     initial_scale,
-    steps_of_grad_scaler,
 )
 from perflab.internals.of_torch.tracing import foreach_types
 from perflab.predicted.cuda.autocast import cuda_autocast
@@ -61,25 +62,10 @@ def as_cuda(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
 
 @contextmanager
 def cuda_training() -> Iterator[None]:
-    """Within the block, optimizers, ``clip_grad_norm_`` and ``GradScaler`` treat fake CPU tensors as CUDA tensors."""
-    lists = foreach_types()
-    try:
-        for types in lists:
-            types.append(FakeTensor)
-        devices = [(owner, name, _with_cpu(getattr(owner, name))) for owner, name in devices_of_foreach()]
-        with attributes_replaced([*devices, *_grad_scaler()]):
-            yield
-    finally:
-        for types in lists:
-            types.remove(FakeTensor)
+    """Within the block, optimizers, ``clip_grad_norm_`` and ``GradScaler`` treat fake CPU tensors as CUDA tensors.
 
-
-def _with_cpu(usual: Callable[[], list[str]]) -> Callable[[], list[str]]:
-    return lambda: [*usual(), "cpu"]
-
-
-def _grad_scaler() -> list[tuple[Any, str, Any]]:
-    """Return replacements that enable ``GradScaler("cuda")``, let it take every step, and report its initial scale."""
+    ``GradScaler("cuda")`` is enabled, takes every step, and reports its initial scale.
+    """
     scaler: Any = torch.amp.GradScaler
     initialise = scaler.__init__
 
@@ -89,8 +75,22 @@ def _grad_scaler() -> list[tuple[Any, str, Any]]:
     def step(self: Any, optimizer: torch.optim.Optimizer, state: Any, *arguments: Any, **keywords: Any) -> Any:
         return optimizer.step(*arguments, **keywords)
 
-    return [
-        (scaler, "__init__", initialise_here),
-        (*steps_of_grad_scaler(), step),
-        (scaler, "get_scale", initial_scale),
-    ]
+    def with_cpu(owner: Any, name: str) -> Replacement:
+        usual = getattr(owner, name)
+        return owner, name, lambda: [*usual(), "cpu"]
+
+    lists = foreach_types()
+    try:
+        for types in lists:
+            types.append(FakeTensor)
+        replacements = [
+            *(with_cpu(*one) for one in devices_of_foreach()),
+            (scaler, "__init__", initialise_here),
+            (*STEP_OF_GRAD_SCALER.target(), step),
+            (scaler, "get_scale", initial_scale),
+        ]
+        with attributes_replaced(replacements):
+            yield
+    finally:
+        for types in lists:
+            types.remove(FakeTensor)

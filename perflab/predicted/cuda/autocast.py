@@ -30,7 +30,13 @@ from perflab.internals.of_torch.dispatch import (
     registered_for,
     schema_of,
 )
-from perflab.internals.of_torch.patched import attributes_replaced, casts_of_custom_functions, casts_of_custom_operators
+from perflab.internals.of_torch.patched import (
+    CAST_OF_CUSTOM_FUNCTIONS,
+    CASTS_OF_CUSTOM_OPERATORS,
+    Private,
+    Replacement,
+    attributes_replaced,
+)
 from perflab.internals.of_torch.tracing import is_view
 
 _KEY = "AutocastCPU"
@@ -124,14 +130,14 @@ def _kernel(operator: Any, casts: _Casts, *, keeps_own: bool) -> Any:
             return _casting(operator, casts, lambda *_: torch.float32)
         mixed = first_call(operator, LOWER, torch.float32)
     except KeyError:
-        return _unknown(operator)
+        return _refusing(operator, is_banned=False)
     if mixed.casts_to == torch.float32:
         return _promote(operator, casts)
     if any(argument.name == "dtype" for argument in schema_of(operator).arguments):
         return _set_opt_dtype(operator)
     if first.asks_for == torch.float32:
         return _append_dtype(operator, first.operator)
-    return _banned(operator) if mixed.operator is None else _unknown(operator)
+    return _refusing(operator, is_banned=mixed.operator is None)
 
 
 def _as_registered_for_cuda(operator: Any) -> Any:
@@ -200,28 +206,22 @@ def _append_dtype(operator: Any, through: Any) -> Any:
     return kernel
 
 
-def _banned(operator: Any) -> Any:
-    def kernel(*_arguments: Any, **_keywords: Any) -> Any:
-        raise RuntimeError(
-            f"torch.nn.functional.{schema_of(operator).name.removeprefix('aten::')} and torch.nn.BCELoss are unsafe to "
-            "autocast on CUDA; combine it with the sigmoid before it: "
-            "torch.nn.functional.binary_cross_entropy_with_logits"
-        )
-
-    return kernel
-
-
-def _unknown(operator: Any) -> Any:
-    """Return a kernel that raises: this version of PyTorch casts the operator on CUDA by a rule unknown to perflab."""
+def _refusing(operator: Any, *, is_banned: bool) -> Any:
+    """Return a kernel that raises: CUDA's autocast bans the operator, or casts it by a rule unknown to perflab."""
     name = schema_of(operator).name
 
     def kernel(*_arguments: Any, **_keywords: Any) -> Any:
+        if is_banned:
+            raise RuntimeError(
+                f"torch.nn.functional.{name.removeprefix('aten::')} and torch.nn.BCELoss are unsafe to autocast on "
+                "CUDA; combine it with the sigmoid before it: torch.nn.functional.binary_cross_entropy_with_logits"
+            )
         raise missing(TORCH, f"rule that perflab knows for {name} under CUDA's autocast", "predict its precision")
 
     return kernel
 
 
-def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
+def _questions(casts: _Casts) -> list[Replacement]:
     """Return replacements of the functions that get or set autocast's state: CUDA's state is the CPU's."""
 
     def device(name: str) -> str:
@@ -229,37 +229,30 @@ def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
 
     autocast: Any = torch.autocast
     initialise = autocast.__init__
-    of_functions, of_operators = casts_of_custom_functions(), casts_of_custom_operators()
-    cast, cast_for_others = getattr(*of_functions), getattr(*of_operators[0])
 
     def initialise_here(self: Any, device_type: str, *arguments: Any, **keywords: Any) -> None:
         initialise(self, device(device_type) if isinstance(device_type, str) else device_type, *arguments, **keywords)
 
-    def cast_here(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-        return cast(value, device(device_type), dtype)
+    def set_enabled(*given: Any) -> None:  # ("cuda", True), and the older (True), which means CUDA
+        _set_enabled(device(given[0] if len(given) > 1 else "cuda"), bool(given[-1]))
 
-    def cast_for_others_here(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-        return cast_for_others(value, device(device_type), dtype)
+    def casting(private: Private) -> Replacement:
+        owner, name = private.target()
+        cast = getattr(owner, name)
+        return owner, name, lambda value, device_type, dtype: cast(value, device(device_type), dtype)
 
     return [
         (autocast, "__init__", initialise_here),
-        (*of_functions, cast_here),
-        *((*target, cast_for_others_here) for target in of_operators),
+        *map(casting, (CAST_OF_CUSTOM_FUNCTIONS, *CASTS_OF_CUSTOM_OPERATORS)),
         (torch, "clear_autocast_cache", casts.clear),
         # Without a device, PyTorch answers for CUDA.
         (torch, "is_autocast_enabled", lambda device_type="cuda": _is_enabled(device(device_type))),
-        (torch, "set_autocast_enabled", _set_enabled_here),
+        (torch, "set_autocast_enabled", set_enabled),
         (torch, "get_autocast_dtype", lambda device_type: _dtype_of_autocast(device(device_type))),
         (torch, "set_autocast_dtype", lambda device_type, dtype: _set_dtype_of_autocast(device(device_type), dtype)),
         (torch, "get_autocast_gpu_dtype", lambda: _dtype_of_autocast("cpu")),
         (torch, "set_autocast_gpu_dtype", lambda dtype: _set_dtype_of_autocast("cpu", dtype)),
     ]
-
-
-def _set_enabled_here(*arguments: Any) -> None:
-    """Replace ``set_autocast_enabled("cuda", True)`` and the older ``set_autocast_enabled(True)``: both mean CUDA."""
-    device_type = arguments[0] if len(arguments) > 1 else "cuda"
-    _set_enabled("cpu" if device_type == "cuda" else device_type, bool(arguments[-1]))
 
 
 LOWER, OTHER = torch.float16, torch.bfloat16

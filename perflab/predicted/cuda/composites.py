@@ -150,9 +150,13 @@ def _shapes_as_on_cuda() -> Iterator[None]:
     usual_batch_norm: Any = decomposition_of(torch.ops.aten.native_batch_norm.default, "give norms CUDA's dtypes")
     usual_count: Any = shape_rule_replaced_in(bincount, "know how long counts are")[bincount]
 
-    def layer_norm(mode: FakeTensorMode, func: Any, *arguments: Any, **keywords: Any) -> Any:
-        out, mean, rstd = usual_norm(mode, func, *arguments, **keywords)
+    def widened(out: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (out, mean.float(), rstd.float()) if out.dtype in _HALVES else (out, mean, rstd)
+
+    def batch_norm(mode: FakeTensorMode, func: Any, *arguments: Any, **keywords: Any) -> Any:
+        with mode:
+            out = usual_batch_norm(*arguments, **keywords)
+        return widened(*out)
 
     def counted(
         mode: FakeTensorMode, func: Any, values: Tensor, weights: Tensor | None = None, minlength: int = 0
@@ -168,23 +172,16 @@ def _shapes_as_on_cuda() -> Iterator[None]:
         dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
         return values.new_empty(minlength, dtype=dtype)
 
-    def batch_norm(mode: FakeTensorMode, func: Any, *arguments: Any, **keywords: Any) -> Any:
-        with mode:
-            out, mean, rstd = usual_batch_norm(*arguments, **keywords)
-        return (out, mean.float(), rstd.float()) if out.dtype in _HALVES else (out, mean, rstd)
-
-    def log_sigmoid(mode: FakeTensorMode, func: Any, values: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.empty_like(values), values.new_empty(0)  # the buffer is the CPU's
-
     # ``histc`` and ``grouped_mm`` have no rule in the table, and shape functions that refuse such input.
     grouped_mm = aten("_grouped_mm.default", "predict grouped products as CUDA runs them")
     ops = torch.ops.aten
     rules = {
-        norm: layer_norm,
+        norm: lambda *given, **named: widened(*usual_norm(*given, **named)),
         bincount: counted,
         grouped_mm: _grouped_mm,
         ops.histc.default: _histc,
-        ops.log_sigmoid_forward.default: log_sigmoid,
+        # The buffer is the CPU's.
+        ops.log_sigmoid_forward.default: lambda _mode, _func, values: (torch.empty_like(values), values.new_empty(0)),
         ops.native_batch_norm.default: batch_norm,
     }
     with shape_rules_replaced(table, rules):

@@ -23,10 +23,11 @@ from torch.overrides import TorchFunctionMode
 from perflab.internals.of_torch import FakeTensor
 from perflab.internals.of_torch.dispatch import function_mode_beneath, is_function_mode_on
 from perflab.internals.of_torch.patched import (
+    BACKWARD,
+    NVTX,
+    Replacement,
     attributes_replaced,
-    backward_of_the_engine,
     device_of_a_fake_tensor,
-    ranges_of_nvtx,
 )
 from perflab.predicted.cuda.fake import call
 
@@ -53,7 +54,8 @@ _set_default_device = torch.set_default_device
 @contextmanager
 def cuda_means_cpu(capability: tuple[int, int]) -> Iterator[None]:
     """Within the block, devices of type ``cuda`` are the CPU, and the functions of ``torch.cuda`` need no GPU."""
-    replacements = [*_replacements(capability), *_what_a_tensor_says(), *_backward()]
+    # A mode is off while it handles a call; ``loss.backward()`` is such a call, and a user's code may run within it.
+    replacements = [*_replacements(capability), _what_a_tensor_says(), BACKWARD.run_in(_Redirected)]
     with attributes_replaced(replacements), function_mode_beneath(_Redirected()):
         yield
 
@@ -93,21 +95,6 @@ class _Redirected(TorchFunctionMode):
         return result
 
 
-def _backward() -> list[tuple[Any, str, Any]]:
-    """Return the replacement of the backward that redirects ``cuda`` inside it too.
-
-    A mode is off while it handles a call; ``loss.backward()`` is such a call, and a user's code may run within it.
-    """
-    owner, name = backward_of_the_engine()
-    run: Any = getattr(owner, name)
-
-    def run_redirected(*arguments: Any, **keywords: Any) -> Any:
-        with _Redirected():
-            return run(*arguments, **keywords)
-
-    return [(owner, name, run_redirected)]
-
-
 def _is_a_users(frame: FrameType) -> bool:
     """Whether the frame's code is neither PyTorch's nor this package's; the package's lab counts as a user."""
     name = _name_of(frame)
@@ -120,7 +107,7 @@ def _name_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _what_a_tensor_says() -> list[tuple[Any, str, Any]]:
+def _what_a_tensor_says() -> Replacement:
     """Return the replacement of ``FakeTensor.device``, which reports the GPU to a user's code."""
     (owner, name), usual = device_of_a_fake_tensor()
     look: Any = usual.fget
@@ -133,7 +120,7 @@ def _what_a_tensor_says() -> list[tuple[Any, str, Any]]:
         seen = found.type == "cpu" and _is_a_users(sys._getframe(1)) and not on_host(self)
         return _CUDA if seen and is_function_mode_on(_Redirected) else found
 
-    return [(owner, name, property(device, usual.fset, doc=usual.__doc__))]
+    return owner, name, property(device, usual.fset, doc=usual.__doc__)
 
 
 def _cpu_for(device: Any) -> Any:
@@ -188,15 +175,14 @@ class _Generator(metaclass=_GeneratorMeta):
         return _generator(device=_cpu_for(device))
 
 
-def _do_nothing(*_arguments: Any, **_keywords: Any) -> None:
-    return None
-
-
 def _give(value: Any) -> Callable[..., Any]:
     return lambda *_arguments, **_keywords: value
 
 
-def _replacements(capability: tuple[int, int]) -> list[tuple[Any, str, Any]]:
+_do_nothing = _give(None)
+
+
+def _replacements(capability: tuple[int, int]) -> list[Replacement]:
     silent = (
         "synchronize empty_cache init set_device manual_seed manual_seed_all seed seed_all ipc_collect set_stream "
         "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached reset_accumulated_memory_stats "
@@ -210,7 +196,7 @@ def _replacements(capability: tuple[int, int]) -> list[tuple[Any, str, Any]]:
         *((torch.cuda, name, _Nothing) for name in things.split()),
         (torch.cuda, "get_device_capability", _give(capability)),
         (torch.cuda, "is_bf16_supported", _give(capability >= (8, 0))),
-        (*ranges_of_nvtx(), _Nothing()),
+        (*NVTX.target(), _Nothing()),
         (torch.Tensor, "record_stream", _do_nothing),
         (torch, "Generator", _Generator),
         (torch, "set_default_device", lambda device: _set_default_device(_cpu_for(device))),

@@ -26,7 +26,7 @@ from torch import Tensor
 from perflab.internals.of_torch import DataDependentOutputException, FakeTensor, FakeTensorMode
 from perflab.internals.of_torch.compiler import dynamo_is_loaded
 from perflab.internals.of_torch.dispatch import say_which_modes_are_on, without_dispatch_modes, without_torch_function
-from perflab.internals.of_torch.patched import attributes_replaced, truncated_normal
+from perflab.internals.of_torch.patched import TRUNCATED_NORMAL, Replacement, attributes_replaced
 from perflab.internals.of_torch.tracing import MODE_LOG, forget_real_tensor, refusing_addresses, storage_key, version_of
 
 
@@ -45,16 +45,7 @@ def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]
         mode = mode or FakeTensorMode(allow_non_fake_inputs=True)
         stack.enter_context(_compiled_code_runs_as_written())
         stack.enter_context(_errors_told_once())
-        owner, name = truncated_normal()
-        stack.enter_context(
-            attributes_replaced(
-                [
-                    (torch.utils, "swap_tensors", _swapping_in(mode, torch.utils.swap_tensors)),
-                    (FakeTensor, "__deepcopy__", _copied),
-                    (owner, name, _without_looking(getattr(owner, name))),
-                ]
-            )
-        )
+        stack.enter_context(attributes_replaced(_replacements(mode)))
         stack.callback(say_which_modes_are_on)
         stack.enter_context(mode)
         yield mode
@@ -130,34 +121,35 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
     return copy
 
 
-def _swapping_in(mode: FakeTensorMode, swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Return a ``torch.utils.swap_tensors`` that also swaps tensors which the mode remembers.
-
-    A module changes the dtype of a tensor of a subclass by swapping, and swapping refuses a tensor with weak references
-    to it. The mode keeps such references to tensors that it made fake, only to save time, so they are dropped first.
-    """
+def _replacements(mode: FakeTensorMode) -> list[Replacement]:
+    swap: Any = torch.utils.swap_tensors
+    drawing = TRUNCATED_NORMAL.target()
+    draw = getattr(*drawing)
 
     def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
+        """Swap tensors, also those that the mode remembers.
+
+        A module changes the dtype of a tensor of a subclass by swapping, and swapping refuses a tensor with weak
+        references to it. The mode keeps such references to tensors that it made fake, only to save time, so they are
+        dropped first.
+        """
         for tensor in (first, second):
             forget_real_tensor(mode, tensor)
         swap(first, second)
 
-    return swap_tensors
-
-
-def _without_looking(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a ``_no_grad_trunc_normal_`` that draws once for a fake tensor.
-
-    PyTorch's function draws again until all numbers are within bounds; a fake tensor has no numbers to check.
-    """
-
     def draw_truncated(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        """Draw once for a fake tensor, which has no numbers to check; PyTorch draws until all are within bounds."""
         if isinstance(tensor, FakeTensor):
             with torch.no_grad():
                 return tensor.normal_()
-        return draw(tensor, *arguments, **keywords)
+        drawn: torch.Tensor = draw(tensor, *arguments, **keywords)
+        return drawn
 
-    return draw_truncated
+    return [
+        (torch.utils, "swap_tensors", swap_tensors),
+        (FakeTensor, "__deepcopy__", _copied),
+        (*drawing, draw_truncated),
+    ]
 
 
 MOST_NUMBERS = 4096

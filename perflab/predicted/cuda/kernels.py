@@ -1,7 +1,7 @@
 """Temporary memory of CUDA kernels, and launches per operator, which a trace of operators does not show.
 
 The rules follow PyTorch's sources; file names are relative to ``aten/src/ATen/native``. Bytes are as requested,
-unrounded, at the peak within the call. Families of operators have modules of their own (``attention_kernels``,
+unrounded, at the peak within the call. Families of operators have modules of their own (``attention``, ``norms``,
 ``sorting``, ``reductions``). Left out: cuBLAS's workspace, and cuDNN's for convolutions, whose size is unknown.
 """
 
@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from perflab.internals.of_torch.dispatch import aten
-from perflab.predicted.cuda import attention_kernels, images, norms, sorting
-from perflab.predicted.cuda.attention_kernels import ON_HOST
+from perflab.predicted.cuda import attention, norms, sorting
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.operands import copied
 from perflab.predicted.cuda.recipes import RECIPES, inside
-from perflab.predicted.cuda.reductions import REDUCTIONS, Processor, Reduction, staging
-from perflab.predicted.data_sheets import Gpu
+from perflab.predicted.cuda.reductions import REDUCTIONS, Reduction, staging
+from perflab.predicted.data_sheets import MODELLED, Gpu
 from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.trace import CHUNK, Lists, Part
 
@@ -33,16 +32,10 @@ def _convolution_launches(
     return 1 + (bias is not None and not by_channel)
 
 
-def _convolution_backward_launches(*arguments: Any, **__: Any) -> int:
-    """Launches: one kernel for each requested gradient; the bias's is a sum."""
-    return int(sum(arguments[-1]))
-
-
 _FLOAT32 = 4
 _MAX_OF_BAG = 2
 _INDEX = 8
 
-H100 = Processor(132, 90)
 _GROUPED_MM = "_grouped_mm"
 """An operator that launches one kernel or many, depending on the GPU."""
 _OVER_LISTS = ("_foreach_", "_fused_", "_amp_foreach_")
@@ -58,9 +51,9 @@ def check_operators() -> None:
     """
     for name in sorted(
         {
-            *_HIDDEN,
+            *_RULES,
             *(name.removesuffix(".dim") for name in REDUCTIONS),
-            *ON_HOST,
+            *attention.ON_HOST,
             *_LAUNCHES,
             *_LAUNCH_NOTHING,
             *RECIPES,
@@ -70,16 +63,18 @@ def check_operators() -> None:
         aten(name, "know what its kernel takes in passing")
 
 
-def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any) -> int:
+def _embedding_backward(
+    grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any
+) -> tuple[int, int]:
     """Bytes of sorted tokens and partial sums above 3072 tokens.
 
     ``cuda/Embedding.cu`` and ``cuda/EmbeddingBackwardKernel.cu``. Partial sums are one row of float32 for every 10
     tokens, and one more for every row of the weight that may occur. ``scale_grad_by_freq`` sorts fewer tokens too.
+    Launches: zeros and one kernel; above 3072 tokens about 15, for a sort in passes, segments, and sums.
     """
-    tokens = indices.numel()
-    if tokens <= 3072 and not (len(rest) > 1 and rest[1]):
-        return 0
-    return _sorted_rows(grad, indices, num_weights)
+    are_few = indices.numel() <= 3072
+    sorts = not are_few or (len(rest) > 1 and rest[1])
+    return _sorted_rows(grad, indices, num_weights) if sorts else 0, 2 if are_few else 15
 
 
 def _sorted_rows(grad: torch.Tensor, indices: torch.Tensor, num_weights: int) -> int:
@@ -90,17 +85,15 @@ def _sorted_rows(grad: torch.Tensor, indices: torch.Tensor, num_weights: int) ->
     return int(numbers + parts * grad.shape[-1] * max(grad.element_size(), _FLOAT32) + 2 * _INDEX)
 
 
-def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
-    """Bytes of one float32 (or wider) per tensor and chunk of the largest tensor: ``cuda/ForeachReduceOp.cu``."""
+def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> tuple[int, int]:
+    """Bytes of one float32 (or wider) per tensor and chunk of the largest tensor: ``cuda/ForeachReduceOp.cu``.
+
+    Launches follow from the list.
+    """
     if not tensors or on_host(tensors[0]):
-        return 0
+        return 0, 0
     most = max(math.ceil(one.numel() / CHUNK) for one in tensors)
-    return len(tensors) * most * max(_FLOAT32, tensors[0].element_size())
-
-
-def _softmax_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Bytes of the gradient times the result: ``softmax_backward_cuda_out`` in ``cuda/SoftMax.cu`` multiplies first."""
-    return grad.nbytes
+    return len(tensors) * most * max(_FLOAT32, tensors[0].element_size()), 0
 
 
 def _summed_in(tensor: torch.Tensor, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> torch.dtype:
@@ -123,7 +116,7 @@ def _reduction_of(name: str, arguments: Sequence[Any], keywords: Mapping[str, An
 
 
 def _reduction(
-    reduction: Reduction, gpu: Processor, tensor: torch.Tensor, *arguments: Any, **keywords: Any
+    reduction: Reduction, gpu: Gpu, tensor: torch.Tensor, *arguments: Any, **keywords: Any
 ) -> tuple[int, ...]:
     """Return the sizes in bytes of a reduction's two staging blocks, and of the operand in the result's dtype."""
     dtype = _summed_in(tensor, arguments, keywords)
@@ -137,52 +130,29 @@ def _reduction(
     return *staging(tensor, over, each, gpu), tensor.numel() * dtype.itemsize * converted
 
 
-def _bias_sum(gpu: Processor, copied_bytes: int, grad: torch.Tensor, *rest: Any, **__: Any) -> int:
+def _bias_sum(gpu: Gpu, copied_bytes: int, grad: torch.Tensor, *rest: Any, **__: Any) -> int:
     """Bytes by which the staging of the bias's gradient, which is computed last, exceeds the copies."""
     each = REDUCTIONS["sum"].accumulated(grad.dtype, grad.dtype)
     staged = sum(staging(grad, [0, *range(2, grad.dim())], each, gpu)) if rest[-1][2] else 0
     return max(0, staged - copied_bytes)
 
 
-def _embedding_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Launches: zeros and one kernel; above 3072 tokens about 15, for a sort in passes, segments, and sums."""
-    return 2 if indices.numel() <= 3072 else 15
+def _embedding_bag_backward(grad: torch.Tensor, indices: torch.Tensor, *rest: Any, **__: Any) -> tuple[int, int]:
+    """Bytes of sorted tokens and partial sums, as above 3072 tokens of an embedding (``cuda/EmbeddingBag.cu``).
 
-
-def _embedding_bag_backward(
-    grad: torch.Tensor, indices: torch.Tensor, offsets: Any, bags: Any, sizes: Any, largest: Any, *rest: Any, **__: Any
-) -> int:
-    """Bytes of sorted tokens and partial sums, as above 3072 tokens of an embedding (``cuda/EmbeddingBag.cu``)."""
-    num_weights, _, mode = rest[:3]
-    return 0 if mode == _MAX_OF_BAG or not indices.numel() else _sorted_rows(grad, indices, num_weights)
-
-
-def _embedding_bag_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *rest: Any, **__: Any) -> int:
-    """Launches: zeros and one kernel for the largest of a bag; else a sort, segments, and sums."""
+    Launches: zeros and one kernel for the largest of a bag; else a sort, segments, and sums.
+    """
     num_weights, mode = int(rest[4]), rest[6]
     if mode == _MAX_OF_BAG or not indices.numel():
-        return 1 + bool(mode == _MAX_OF_BAG)
+        return 0, 1 + bool(mode == _MAX_OF_BAG)
     digits = math.ceil(num_weights.bit_length() / 8)
-    return 12 if indices.numel() <= sorting.ONE_TILE else 13 + digits
+    launches = 12 if indices.numel() <= sorting.ONE_TILE else 13 + digits
+    return _sorted_rows(grad, indices, num_weights), launches
 
 
-def _to_real(tensor: torch.Tensor) -> int:
-    """Bytes of the real results of complex numbers as complex ones (``UnaryOps.cpp``)."""
-    return int(tensor.nbytes) if tensor.is_complex() else 0
-
-
-def _pow(base: Any, *_: Any) -> int:
-    """Bytes of a number that is raised to the powers in a tensor."""
-    return 0 if isinstance(base, torch.Tensor) else _INDEX
-
-
-def _filled_launches(sizes: Sequence[int], *_: Any, **__: Any) -> int:
-    """Launches: one fill; none for an empty tensor, such as a placeholder of autograd or a library."""
-    return int(math.prod(sizes) > 0)
-
-
-def _new_filled_launches(like: torch.Tensor, sizes: Sequence[int], *_: Any, **__: Any) -> int:
-    return _filled_launches(sizes)
+def _to_real(tensor: torch.Tensor) -> tuple[int, int]:
+    """Bytes of the real results of complex numbers as complex ones (``UnaryOps.cpp``), which are copied then."""
+    return (int(tensor.nbytes), 2) if tensor.is_complex() else (0, 1)
 
 
 def _cat_launches(tensors: Sequence[torch.Tensor], *_: Any, more_dims: int = 0, **__: Any) -> int:
@@ -202,15 +172,6 @@ def _stack_launches(tensors: Sequence[torch.Tensor], dim: int = 0, *_: Any, **__
     return _cat_launches(tensors, more_dims=int(dim % (tensors[0].dim() + 1) == tensors[0].dim()))
 
 
-def _pad_launches(tensor: torch.Tensor, pad: Sequence[int], *_: Any, **__: Any) -> int:
-    """Launches: a fill and a copy; a copy alone if the padding only cuts off (``PadNd.cpp``)."""
-    return 2 if any(one > 0 for one in pad) else 1
-
-
-def _sum_launches(*arguments: Any, **keywords: Any) -> int:
-    return 1 + _converts(*arguments, **keywords)
-
-
 def _addmm_launches(
     bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *_: Any, beta: float = 1, **__: Any
 ) -> int:
@@ -219,8 +180,19 @@ def _addmm_launches(
     return 1 + (beta != 0 and (not is_row or bias.is_complex()))
 
 
-def _baddbmm_launches(*_: Any, beta: float = 1, **__: Any) -> int:
-    return 1 + (beta != 0)
+def _im2col(
+    tensor: torch.Tensor, kernel: Sequence[int], dilation: Any, padding: Sequence[int], stride: Any
+) -> tuple[int, int]:
+    """Bytes of the argument, as which a larger result is allocated first (``cuda/Im2Col.cu``).
+
+    Launches: one for each sample, and a copy for a result that grows.
+    """
+    places = (
+        (size + 2 * more - gap * (wide - 1) - 1) // step + 1
+        for size, wide, gap, more, step in zip(tensor.shape[-2:], kernel, dilation, padding, stride, strict=True)
+    )
+    grows = math.prod((*places, *kernel)) > math.prod(tensor.shape[-2:])
+    return tensor.nbytes * grows, (tensor.shape[0] if tensor.dim() == 4 else 1) + grows
 
 
 def _is_list(value: Any) -> bool:
@@ -234,19 +206,22 @@ def _without_out(keywords: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _LAUNCH_NOTHING = frozenset(("new_empty", "new_empty_strided", "lift_fresh", "_local_scalar_dense", "record_stream"))
 
-_HIDDEN: dict[str, Callable[..., int]] = {
+_RULES: dict[str, Callable[..., tuple[int, int]]] = {
     "_embedding_bag_backward": _embedding_bag_backward,
     "abs": _to_real,
     "angle": _to_real,
     "embedding_dense_backward": _embedding_backward,
-    "pow": _pow,
-    "_softmax_backward_data": _softmax_backward,
+    # A number that is raised to many powers is made a tensor.
+    "pow": lambda base, *_: (0, 1) if isinstance(base, torch.Tensor) else (_INDEX, 2),
+    # The gradient times the result: softmax_backward_cuda_out in cuda/SoftMax.cu multiplies first.
+    "_softmax_backward_data": lambda grad, *_, **__: (grad.nbytes, 2),
     "_foreach_norm": _foreach_norm,
-    **images.HIDDEN,
-    **attention_kernels.HIDDEN,
-    **norms.HIDDEN,
-    **sorting.HIDDEN,
+    "im2col": _im2col,
+    **attention.RULES,
+    **norms.RULES,
+    **sorting.RULES,
 }
+"""The bytes that an operator's kernels take for a while, and how many there are."""
 
 _MADE_AS_LARGE = ("binary_cross_entropy", "col2im", "soft_margin_loss")
 """The operators whose result is first made in the size of their first argument, and keeps that memory."""
@@ -255,34 +230,49 @@ _INTO_ZEROS = ("diag_embed", "diagonal_backward", "select_backward", "slice_back
 _INTO_A_COPY = ("as_strided_scatter", "diagonal_scatter", "put", "select_scatter", "slice_scatter")
 """The operators that copy their first argument and write into the copy."""
 
+_POOLS = (
+    *(f"{kind}_pool3d_backward" for kind in ("_adaptive_avg", "adaptive_max")),
+    "max_pool3d_with_indices_backward",
+    "fractional_max_pool2d_backward",
+    "fractional_max_pool3d_backward",
+    "max_unpool2d",
+    "max_unpool3d",
+    "upsample_linear1d",
+    "max_pool2d_with_indices_backward",
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool2d_backward",
+    "adaptive_max_pool2d_backward",
+)
+_PADDED_BACKWARD = tuple(f"{kind}_pad{dims}d_backward" for kind in ("reflection", "replication") for dims in (1, 2, 3))
+_UPSAMPLED_BACKWARD = (
+    "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward",
+    "_upsample_bilinear2d_aa_backward",
+    "upsample_bicubic2d_backward",
+    "upsample_trilinear3d_backward",
+)
+
 _LAUNCHES: dict[str, int | Callable[..., int]] = {
-    "_embedding_bag_backward": _embedding_bag_backward_launches,
-    "abs": lambda tensor: 1 + tensor.is_complex(),
-    "angle": lambda tensor: 1 + tensor.is_complex(),
     "block_diag": lambda tensors: 1 + len(tensors),
-    "embedding_dense_backward": _embedding_backward_launches,
-    "pow": lambda base, *_: 1 if isinstance(base, torch.Tensor) else 2,
     **dict.fromkeys((*_INTO_ZEROS, *_INTO_A_COPY), 2),
-    "zeros": _filled_launches,
-    "ones": _filled_launches,
-    "full": _filled_launches,
-    "new_zeros": _new_filled_launches,
-    "new_ones": _new_filled_launches,
-    "new_full": _new_filled_launches,
-    "_softmax_backward_data": 2,  # a product before it
+    # One fill; none for an empty tensor, such as a placeholder of autograd or a library.
+    **dict.fromkeys(("zeros", "ones", "full"), lambda sizes, *_, **__: int(math.prod(sizes) > 0)),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full"), lambda like, sizes, *_, **__: int(math.prod(sizes) > 0)),
     "cat": _cat_launches,
     "stack": _stack_launches,
-    "constant_pad_nd": _pad_launches,
+    # A fill and a copy; a copy alone if the padding only cuts off (PadNd.cpp).
+    "constant_pad_nd": lambda tensor, pad, *_, **__: 2 if any(one > 0 for one in pad) else 1,
     "masked_fill": 2,  # a copy, then filled in place (Indexing.cu)
     **norms.LAUNCHES,
-    **dict.fromkeys(("mean", "nansum", "norm", "prod", "sum"), _sum_launches),
+    **dict.fromkeys(("mean", "nansum", "norm", "prod", "sum"), lambda *given, **named: 1 + _converts(*given, **named)),
     "addmm": _addmm_launches,
-    "addmv": _baddbmm_launches,
-    "baddbmm": _baddbmm_launches,
-    **images.LAUNCHES,
-    **attention_kernels.LAUNCHES,
+    **dict.fromkeys(("addmv", "baddbmm"), lambda *_, beta=1, **__: 1 + (beta != 0)),
+    # Zeros for the input's gradient, and the kernel.
+    **dict.fromkeys(("grid_sampler_2d_backward", "grid_sampler_3d_backward"), lambda *given: 1 + bool(given[-1][0])),
+    # Zeros, then a kernel that adds to them.
+    **dict.fromkeys(("upsample_bicubic2d", *_POOLS, *_UPSAMPLED_BACKWARD, *_PADDED_BACKWARD), 2),
     "convolution": _convolution_launches,
-    "convolution_backward": _convolution_backward_launches,
+    "convolution_backward": lambda *given, **__: int(sum(given[-1])),  # one for each gradient; the bias's is a sum
     **sorting.LAUNCHES,
 }
 
@@ -294,12 +284,8 @@ class OnCuda(Hidden):
         gpu: the GPU's multiprocessors and architecture, which decide how a reduction is divided; by default an H100's.
     """
 
-    def __init__(self, gpu: Processor = H100) -> None:
+    def __init__(self, gpu: Gpu = MODELLED["h100"]) -> None:
         self._gpu = gpu
-
-    def on(self, gpu: Gpu) -> OnCuda:
-        """Return an ``OnCuda`` for the given GPU."""
-        return OnCuda(Processor(gpu.sms, gpu.architecture))
 
     def blocks_of(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the sizes in bytes of the temporary blocks of one call, which are freed within the call, in order.
@@ -320,8 +306,8 @@ class OnCuda(Hidden):
             return *copies, _bias_sum(self._gpu, sum(copies), *args, **kwargs)
         if name == "topk":
             return *copies, sorting.topk(self._gpu.sms, *args, **kwargs)
-        rule = _HIDDEN.get(name)
-        return copies if rule is None else (*copies, rule(*args, **kwargs))
+        rule = _RULES.get(name)
+        return copies if rule is None else (*copies, rule(*args, **kwargs)[0])
 
     def least_bytes(self, name: str, args: Sequence[Any]) -> int:
         """Return the bytes of the first operand for an operator whose result was made in its size, and resized."""
@@ -329,7 +315,7 @@ class OnCuda(Hidden):
 
     def on_host(self, name: str) -> tuple[int, ...]:
         """Return the positions of the operator's results that are in the host's memory."""
-        return ON_HOST.get(name.removeprefix("aten::"), ())
+        return attention.ON_HOST.get(name.removeprefix("aten::"), ())
 
     def launches_of(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """Return how many kernels the call launches; copies count as kernels. Views launch none, and do not come here.
@@ -347,8 +333,11 @@ class OnCuda(Hidden):
         within = inside(name, args, kwargs, self)
         if within is not None:
             return within.launches
-        rule = _LAUNCHES.get(name, 1)
-        launches = rule if isinstance(rule, int) else rule(*args, **kwargs)
+        if name in _RULES:
+            launches = _RULES[name](*args, **kwargs)[1]
+        else:
+            rule = _LAUNCHES.get(name, 1)
+            launches = rule if isinstance(rule, int) else rule(*args, **kwargs)
         return launches + sum(size > 0 for size in copied(name, args, kwargs))
 
     def lists_of(self, name: str, args: Sequence[Any]) -> Lists | None:

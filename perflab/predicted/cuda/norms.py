@@ -16,33 +16,28 @@ NO_REDUCTION, MEAN = 0, 1
 """The values of a loss's argument ``reduction``: ``at::Reduction``."""
 
 
-def _group_norm(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> int:
+def _group_norm(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> tuple[int, int]:
     """Bytes of a factor and a summand for each channel; in half precision, also of the statistics in float32.
 
-    ``cuda/group_norm_kernel.cu``.
+    A launch more computes them (``cuda/group_norm_kernel.cu``).
     """
     batch, channels, size, groups = sizes[:4]
-    if size == 1 or (weight is None and bias is None):
-        return 0
-    return int(2 * batch * (channels + (groups if tensor.element_size() < _FLOAT32 else 0)) * _accumulated(tensor))
+    if size <= 1 or (weight is None and bias is None):
+        return 0, 2
+    of_groups = groups if tensor.element_size() < _FLOAT32 else 0
+    return int(2 * batch * (channels + of_groups) * _accumulated(tensor)), 3
 
 
-def _group_norm_launches(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> int:
-    return 2 + (sizes[2] > 1 and (weight is not None or bias is not None))
+def _group_norm_backward(*arguments: Any) -> tuple[int, int]:
+    """Bytes of two sums for each channel; for the input's gradient also two for each group, and a factor a channel.
 
-
-def _group_norm_backward(*arguments: Any) -> int:
-    """Bytes of two sums for each channel; for the input's gradient also two for each group, and a factor a channel."""
-    weight, batch, channels, size, groups, (of_input, *_) = arguments[4:10]
-    numbers = 2 * channels + of_input * (2 * groups + (channels if size > 1 and weight is not None else 0))
-    return int(batch * numbers * _accumulated(arguments[1]))
-
-
-def _group_norm_backward_launches(*arguments: Any) -> int:
-    """Launches: sums, of which groups of single elements need none; the input's gradient in parts; the weights'."""
-    weight, _, _, size, _, (of_input, *of_weights) = arguments[4:10]
-    of_parts = 2 if size == 1 else 2 + (weight is not None)
-    return int(size > 1) + int(of_input * of_parts) + any(of_weights)
+    Launches: sums, of which groups of single elements need none; the input's gradient in parts; the weights'.
+    """
+    weight, batch, channels, size, groups, (of_input, *of_weights) = arguments[4:10]
+    has_factor = size > 1 and weight is not None
+    numbers = 2 * channels + of_input * (2 * groups + channels * has_factor)
+    launches = int(size > 1) + int(of_input * (2 + has_factor)) + any(of_weights)
+    return int(batch * numbers * _accumulated(arguments[1])), launches
 
 
 def _accumulated(tensor: Tensor) -> int:
@@ -63,70 +58,41 @@ def _batch_norm_launches(tensor: Tensor, weight: Tensor | None, bias: Tensor | N
     return 1 if by_cudnn else 3
 
 
-def _norm_backward_launches(*arguments: Any) -> int:
-    """Launches: the input's gradient; weight's and bias's together (``cuda/layer_norm_kernel.cu``)."""
-    of_input, *of_weights = arguments[-1]
-    return bool(of_input) + any(of_weights)
-
-
 def _bce(
     tensor: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
     pos_weight: Tensor | None = None,
     reduction: int = MEAN,
-) -> int:
+) -> tuple[int, int]:
     """Bytes of the logarithms, of the loss of each element if it is reduced, and of the factors of ``pos_weight``."""
-    blocks = 1 + (reduction != NO_REDUCTION) + (pos_weight is not None)
-    return blocks * tensor.nbytes - (pos_weight is not None and reduction != NO_REDUCTION) * tensor.element_size()
+    reduces, has_factors = reduction != NO_REDUCTION, pos_weight is not None
+    size_bytes = (1 + reduces + has_factors) * tensor.nbytes - (has_factors and reduces) * tensor.element_size()
+    return size_bytes, 5 + (weight is not None) + 4 * has_factors + reduces
 
 
-def _bce_launches(
-    tensor: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = MEAN,
-) -> int:
-    return 5 + (weight is not None) + 4 * (pos_weight is not None) + (reduction != NO_REDUCTION)
-
-
-def _probability_loss_backward_launches(
-    grad: Tensor, tensor: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
-) -> int:
-    """Launches: the gradients, their product with the weight, their division by the number of elements."""
-    return 1 + (weight is not None) + (reduction == MEAN)
-
-
-def _nll_2d_launches(tensor: Tensor, target: Tensor, weight: Tensor | None, reduction: int, *_: Any) -> int:
-    """Launches: zeros and the losses; their sum; the division by the sum of weights."""
-    return 2 if reduction == NO_REDUCTION else 3 + (reduction == MEAN)
-
-
-HIDDEN: dict[str, Callable[..., int]] = {
+RULES: dict[str, Callable[..., tuple[int, int]]] = {
     "binary_cross_entropy_with_logits": _bce,
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
 }
-
 LAUNCHES: dict[str, int | Callable[..., int]] = {
-    "_fused_rms_norm_backward": _norm_backward_launches,
-    "binary_cross_entropy_backward": _probability_loss_backward_launches,
-    "binary_cross_entropy_with_logits": _bce_launches,
+    # The input's gradient; weight's and bias's together (cuda/layer_norm_kernel.cu).
+    **dict.fromkeys(
+        ("_fused_rms_norm_backward", "native_layer_norm_backward"),
+        lambda *given: bool(given[-1][0]) + any(given[-1][1:]),
+    ),
+    # The gradients, their product with the weight, their division by the number of elements.
+    "binary_cross_entropy_backward": lambda grad, tensor, target, weight=None, reduction=MEAN: (
+        1 + (weight is not None) + (reduction == MEAN)
+    ),
     "native_batch_norm": _batch_norm_launches,
-    "native_group_norm": _group_norm_launches,
-    "native_group_norm_backward": _group_norm_backward_launches,
-    "native_layer_norm_backward": _norm_backward_launches,
-    "nll_loss2d_forward": _nll_2d_launches,
+    # Zeros and the losses; their sum; the division by the sum of weights.
+    "nll_loss2d_forward": lambda tensor, target, weight, reduction, *_: (
+        2 if reduction == NO_REDUCTION else 3 + (reduction == MEAN)
+    ),
     # Zeros, then a kernel that writes into them (cuda/NLLLoss2d.cu, Loss.cu).
     **dict.fromkeys(
-        (
-            "huber_loss_backward",
-            "mse_loss_backward",
-            "nll_loss2d_backward",
-            "nll_loss_backward",
-            "smooth_l1_loss_backward",
-        ),
-        2,
+        (f"{loss}_backward" for loss in ("huber_loss", "mse_loss", "nll_loss2d", "nll_loss", "smooth_l1_loss")), 2
     ),
 }

@@ -85,11 +85,8 @@ def copied(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> 
         return (0 if is_flat else arguments[0].nbytes,)
     if name in ("avg_pool2d_backward", "max_pool2d_with_indices_backward"):
         return _laid_out_anew(arguments[:1], by=arguments[1:2])
-    return tuple(0 if _is_contiguous(arguments[at]) else arguments[at].nbytes for at in _MADE_CONTIGUOUS.get(name, ()))
-
-
-def _is_contiguous(value: Any) -> bool:
-    return not isinstance(value, Tensor) or value.is_contiguous()
+    made = (arguments[at] for at in _MADE_CONTIGUOUS.get(name, ()))
+    return tuple(0 if not isinstance(one, Tensor) or one.is_contiguous() else one.nbytes for one in made)
 
 
 def _is_a_run(tensor: Tensor) -> bool:

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import torch
 
+from perflab.predicted.data_sheets import Gpu
+
 WARP = 32
 MOST_THREADS = 512
 """The most threads of a block that reduces: ``mnt_wrapper``."""
@@ -23,21 +25,6 @@ LEAST_VALUES, MOST_VALUES = 16, 256
 """The least and the most inputs per thread: ``min_values_per_thread`` and ``max_values_per_thread``."""
 _ADDRESSABLE = 2**31 - 1
 """The most elements, and the farthest byte, that one kernel can address: ``can_use_32bit_indexing``."""
-_THREADS_OF_SM = {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}
-_THREADS_OF_OTHER_SMS = 2048
-
-
-class Processor(NamedTuple):
-    """The properties of a GPU on which the choice and the number of kernels depend."""
-
-    sms: int
-    architecture: int
-    """The compute capability without its dot: 90 for 9.0."""
-
-    @property
-    def threads_of_sm(self) -> int:
-        """The most resident threads of a multiprocessor: ``maxThreadsPerMultiProcessor``."""
-        return _THREADS_OF_SM.get(self.architecture, _THREADS_OF_OTHER_SMS)
 
 
 class _Dim(NamedTuple):
@@ -87,7 +74,7 @@ REDUCTIONS: dict[str, Reduction] = {
 """The operators, by name; two that return an index too if they are given a dimension have a second name for it."""
 
 
-def staging(tensor: torch.Tensor, dims: Sequence[int] | None, accumulated: int, gpu: Processor) -> tuple[int, int]:
+def staging(tensor: torch.Tensor, dims: Sequence[int] | None, accumulated: int, gpu: Gpu) -> tuple[int, int]:
     """Return the bytes of a reduction's two temporary blocks: partial results, and a counter per group of blocks.
 
     Args:
@@ -128,7 +115,7 @@ def _dims(tensor: torch.Tensor, over: set[int]) -> list[_Dim]:
     return merged
 
 
-def _staging(dims: list[_Dim], itemsize: int, accumulated: int, offset: int, gpu: Processor) -> tuple[int, int]:
+def _staging(dims: list[_Dim], itemsize: int, accumulated: int, offset: int, gpu: Gpu) -> tuple[int, int]:
     farthest = sum((one.size - 1) * one.stride for one in dims) * itemsize
     if math.prod(one.size for one in dims) > _ADDRESSABLE or farthest > _ADDRESSABLE:
         # with_32bit_indexing(): the dimension that reaches farthest is halved; the halves run one after the other.
@@ -175,7 +162,7 @@ class _Division:
         return accumulated * self.outputs * self.blocks * lanes, 4 * self.grid
 
 
-def _divided(dims: list[_Dim], offset: int, input_vector: int, gpu: Processor) -> _Division:
+def _divided(dims: list[_Dim], offset: int, input_vector: int, gpu: Gpu) -> _Division:
     """Divide a reduction among threads and blocks as ``setReduceConfig`` does."""
     counts = {kept: math.prod(one.size for one in some) for kept, some in groupby(dims, lambda one: bool(one[2]))}
     config = _Division(outputs=counts.get(True, 1), inputs=counts.get(False, 1))

@@ -39,28 +39,19 @@ def _rows(tensor: Tensor, arguments: Sequence[Any], keywords: Mapping[str, Any])
     return (tensor.numel() // size if size else 0), size
 
 
-def _sort(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
-    """Bytes of a sort: for short rows, the positions of one row; for long rows, all positions and CUB's second lists.
+def _sort(tensor: Tensor, *arguments: Any, **keywords: Any) -> tuple[int, int]:
+    """Bytes and launches of a sort.
 
-    Few long rows, which are sorted as one list, have the rows' numbers in these lists too.
+    Short rows: the positions of one row; positions, three copies, one kernel. Long rows: all positions and CUB's second
+    lists; a histogram, its sums, one pass per digit, positions, a copy. Few long rows are sorted as one list, twice:
+    the rows' numbers are in these lists too, and there are 4 launches more.
     """
-    rows, size = _rows(tensor, arguments, keywords)
+    (rows, size), itemsize = _rows(tensor, arguments, keywords), tensor.element_size()
     if size <= SORTED_IN_PLACE:
-        return size * _INDEX
-    each = 3 * _INDEX + 2 * tensor.element_size() if 1 < rows < FEW_ROWS else 2 * _INDEX + tensor.element_size()
-    return tensor.numel() * each
-
-
-def _sort_launches(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
-    """Launches of a sort; for few long rows, which are sorted twice, 4 more.
-
-    Short rows: positions, three copies, one kernel. Long rows: a histogram, its sums, one pass per digit, positions, a
-    copy.
-    """
-    rows, size = _rows(tensor, arguments, keywords)
-    if not tensor.numel():
-        return 0
-    return 5 if size <= SORTED_IN_PLACE else 4 + tensor.element_size() + 4 * (1 < rows < FEW_ROWS)
+        return size * _INDEX, 5 if tensor.numel() else 0
+    are_few = 1 < rows < FEW_ROWS
+    each = 3 * _INDEX + 2 * itemsize if are_few else 2 * _INDEX + itemsize
+    return tensor.numel() * each, 4 + itemsize + 4 * are_few if tensor.numel() else 0
 
 
 def _in_many_blocks(rows: int, size: int) -> bool:
@@ -89,109 +80,64 @@ def _topk_launches(tensor: Tensor, k: int, *arguments: Any, **keywords: Any) -> 
     return (3 * tensor.element_size() + 7 if in_many else 1) + (is_sorted and k > 1)
 
 
-def _cumsum_converts(tensor: Tensor, keywords: Mapping[str, Any]) -> bool:
+def _cumsum(tensor: Tensor, dim: int, **keywords: Any) -> tuple[int, int]:
+    """Bytes of the input converted to the result's dtype, if it has another.
+
+    Launches: CUB's two if all elements are in one row, else one; one more to convert (``cuda/ScanKernels.cpp``).
+    """
     wanted = keywords.get("dtype") or (tensor.dtype if tensor.dtype.is_floating_point else torch.int64)
-    return bool(wanted != tensor.dtype)
-
-
-def _cumsum(tensor: Tensor, dim: int, **keywords: Any) -> int:
-    """Bytes of the input converted to the result's dtype; 0 if the input has that dtype."""
-    wanted = keywords.get("dtype") or torch.int64
-    return tensor.numel() * wanted.itemsize if _cumsum_converts(tensor, keywords) else 0
-
-
-def _cumsum_launches(tensor: Tensor, dim: int, **keywords: Any) -> int:
-    """Launches: CUB's two if all elements are in one row, else one; one more to convert (``cuda/ScanKernels.cpp``)."""
-    if not tensor.numel():
-        return 0
+    converts = wanted != tensor.dtype
     in_one_row = tensor.dim() == 0 or tensor.shape[dim] == tensor.numel()
-    return 1 + in_one_row + _cumsum_converts(tensor, keywords)
-
-
-def _indices(indices: Sequence[Tensor | None]) -> list[Tensor]:
-    return [one for one in indices if one is not None]
-
-
-def _places(found: Sequence[Tensor]) -> int:
-    """Return how many positions several index tensors name together."""
-    shape: torch.Size = torch.broadcast_shapes(*(one.shape for one in found))  # type: ignore[no-untyped-call]
-    return math.prod(shape)
-
-
-def _passes(tensor: Tensor, indices: Sequence[Tensor | None]) -> int:
-    """Return the number of passes that sort positions: one for each 8-bit digit of the largest position."""
-    rows = math.prod(tensor.shape[at] for at, one in enumerate(indices) if one is not None)
-    return math.ceil(max(1, (rows - 1).bit_length()) / _DIGIT_BITS)
+    return tensor.numel() * wanted.itemsize * converts, 1 + in_one_row + converts if tensor.numel() else 0
 
 
 def _index_put(
     tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any, **__: Any
-) -> int:
+) -> tuple[int, int]:
     """Bytes if rows accumulate: lists of positions and of their order; two lists more if the sort takes several passes.
 
-    Strided values are copied (``cuda/Indexing.cu``).
+    Launches without the bounds checks. If rows accumulate, strided values are copied, and positions are sorted first:
+    in one kernel, or by a histogram, its sums and one pass per 8-bit digit of the largest position
+    (``cuda/Indexing.cu``).
     """
-    found = _indices(indices)
+    found = [one for one in indices if one is not None]
     if not accumulate or not found:
-        return 0
-    count, strided = _places(found), 0 if values.is_contiguous() else values.nbytes
-    return count * _INDEX * (4 if count <= ONE_TILE or _passes(tensor, indices) == 1 else 6) + 1 + strided
-
-
-def _index_put_unchecked(
-    tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any, **__: Any
-) -> int:
-    """Launches without the bounds checks.
-
-    If rows accumulate, strided values are copied, and positions are sorted first: in one kernel, or by a histogram, its
-    sums and one pass per digit.
-    """
-    found = _indices(indices)
-    if not accumulate or not found:
-        return 1
-    strided = not values.is_contiguous()
-    return 3 + 3 * len(found) + strided + (1 + _passes(tensor, indices) if _places(found) > ONE_TILE else 0)
+        return 0, 1
+    rows = math.prod(tensor.shape[at] for at, one in enumerate(indices) if one is not None)
+    passes = math.ceil(max(1, (rows - 1).bit_length()) / _DIGIT_BITS)
+    count = math.prod(torch.broadcast_shapes(*(one.shape for one in found)))  # type: ignore[no-untyped-call]
+    strided, is_large = not values.is_contiguous(), count > ONE_TILE
+    size_bytes = count * _INDEX * (6 if is_large and passes > 1 else 4) + 1 + strided * values.nbytes
+    return size_bytes, 3 + 3 * len(found) + strided + (1 + passes if is_large else 0)
 
 
 def _index_put_in_place(
     tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any, **__: Any
-) -> int:
-    checks = _CHECKS * len(_indices(indices)) if accumulate else 0
-    return _index_put_unchecked(tensor, indices, values, accumulate) + checks
+) -> tuple[int, int]:
+    size_bytes, launches = _index_put(tensor, indices, values, accumulate)
+    return size_bytes, launches + (_CHECKS * sum(one is not None for one in indices) if accumulate else 0)
 
 
-def _index_put_launches(*arguments: Any, **keywords: Any) -> int:
-    return 1 + _index_put_in_place(*arguments, **keywords)
+def _index_put_in_a_copy(*arguments: Any, **keywords: Any) -> tuple[int, int]:
+    size_bytes, launches = _index_put_in_place(*arguments, **keywords)
+    return size_bytes, 1 + launches
 
 
-def _has_bounds(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
-    """Whether ``histc`` is given bounds; with equal ones, by default 0 and 0, it finds the least and largest value."""
-    least, most = ([*arguments[1:3], 0, 0][at] for at in (0, 1))
-    return bool(keywords.get("min", least) != keywords.get("max", most))
+def _histc(tensor: Tensor, bins: int = 100, min: float = 0, max: float = 0, **_: Any) -> tuple[int, int]:
+    """Bytes of the least and largest value, which it finds first if its bounds are equal, by default 0 and 0.
+
+    Launches: zeros, the counts, and one more to find bounds (``cuda/SummaryOps.cu``).
+    """
+    finds_bounds = tensor.numel() > 0 and min == max
+    return 2 * tensor.element_size() * finds_bounds, 1 + (tensor.numel() > 0) + finds_bounds
 
 
-def _histc(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
-    return 0 if _has_bounds(arguments, keywords) or not tensor.numel() else 2 * tensor.element_size()
-
-
-def _histc_launches(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
-    """Launches: zeros, the counts, and one more to find bounds that are not given (``cuda/SummaryOps.cu``)."""
-    return 1 + (1 + (not _has_bounds(arguments, keywords)) if tensor.numel() else 0)
-
-
-def _weights_converted(weights: Tensor | None) -> bool:
-    return weights is not None and weights.dtype not in (torch.float32, torch.float64)
-
-
-def _bincount(tensor: Tensor, weights: Tensor | None = None, *_: Any, **__: Any) -> int:
+def _bincount(tensor: Tensor, weights: Tensor | None = None, *_: Any, **__: Any) -> tuple[int, int]:
     """Bytes of the least and the largest value, and of weights converted to float64 if not float32 or float64."""
     if not tensor.numel():
-        return 0
-    return 2 * tensor.element_size() + (tensor.numel() * 8 if _weights_converted(weights) else 0)
-
-
-def _bincount_launches(tensor: Tensor, weights: Tensor | None = None, *_: Any, **__: Any) -> int:
-    return 3 + _weights_converted(weights) if tensor.numel() else 1
+        return 0, 1
+    converts = weights is not None and weights.dtype not in (torch.float32, torch.float64)
+    return 2 * tensor.element_size() + tensor.numel() * 8 * converts, 3 + converts
 
 
 def grouped_mm_launches(
@@ -207,25 +153,17 @@ def grouped_mm_launches(
     return 1 if offs is None else 1 + offs.size(0)
 
 
-HIDDEN: dict[str, Callable[..., int]] = {
+RULES: dict[str, Callable[..., tuple[int, int]]] = {
     "sort": _sort,
     "cumsum": _cumsum,
-    "index_put": _index_put,
-    "index_put_": _index_put,
+    "index_put": _index_put_in_a_copy,
+    "index_put_": _index_put_in_place,
     "_index_put_impl_": _index_put,
     "histc": _histc,
     "bincount": _bincount,
 }
-
 LAUNCHES: dict[str, int | Callable[..., int]] = {
-    "sort": _sort_launches,
     "topk": _topk_launches,
-    "cumsum": _cumsum_launches,
-    "index_put": _index_put_launches,
-    "index_put_": _index_put_in_place,
-    "_index_put_impl_": _index_put_unchecked,
-    "histc": _histc_launches,
-    "bincount": _bincount_launches,
     # A copy, then the operator in place.
     "scatter": 2,
     "scatter_add": 2,

@@ -6,9 +6,9 @@ import gc
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 
+from perflab.base.data import changed
 from perflab.predicted.dry_run.races import finding_races
 from perflab.predicted.dry_run.traffic import TrafficNotes, by_name, without_effect
 from perflab.predicted.gpus import DataSheet
@@ -74,7 +74,7 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
         host_ns=float(host_ns),
         unknown=unknown,
     )
-    now = msgspec.structs.replace(
+    now = changed(
         now,
         allocated_bytes=allocated,
         reserved_bytes=stats["reserved_bytes.all.peak"],

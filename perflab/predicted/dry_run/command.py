@@ -61,7 +61,9 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
             status = subprocess.run(with_lifeline(command), env=counting).returncode
         except OSError as error:
             raise UsageError(f"{command[0]}: {error.strerror}", "name a program that can be started") from error
-        if not _is_pytest(command):
+        names = [os.path.basename(one) for one in command[:3]]
+        is_module = names[0].startswith("python") and names[1:] == ["-m", "pytest"]
+        if "pytest" not in names[0] and not is_module:  # pytest tells the counts itself
             from nocuda.library import read_counts
 
             found = [read_counts(path) for path in sorted(folder.iterdir())]
@@ -69,11 +71,6 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     if status < 0:
         print(f"perflab dry-run: {command[0]} was ended by signal {-status}", file=sys.stderr)
     return status if status >= 0 else 128 - status
-
-
-def _is_pytest(command: Sequence[str]) -> bool:
-    names = [os.path.basename(one) for one in command[:3]]
-    return "pytest" in names[0] or (names[0].startswith("python") and names[1:] == ["-m", "pytest"])
 
 
 def _told(processes: Sequence[Counts]) -> list[str]:

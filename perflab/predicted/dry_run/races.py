@@ -226,13 +226,14 @@ def finding_races(found: list[Race]) -> Iterator[None]:
         if one not in found:
             found.append(one)
 
-    watch = _watch()
-    watch.order = Order(note)
+    global _order
+    _watch()
+    _order = Order(note)
     try:
-        with _Accesses(watch.order):
+        with _Accesses(_order):
             yield
     finally:
-        watch.order = None
+        _order = None
 
 
 class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -274,36 +275,30 @@ class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._order.record_again(stream)
 
 
-class _Watch:
-    """Passes PyTorch's callbacks on streams, events and memory to the current ``Order``, if there is one.
+_order: Order | None = None
+
+
+@cache
+def _watch() -> None:
+    """Pass PyTorch's callbacks on streams, events and memory to the current ``Order``, if there is one.
 
     The callbacks are registered once per process, since PyTorch cannot unregister them.
     """
 
-    def __init__(self) -> None:
-        self.order: Order | None = None
-        watch_streams(
-            {
-                "event_record": lambda event, stream: self._tell("record", event, stream),
-                "event_wait": lambda event, stream: self._tell("wait", event, stream),
-                "event_synchronization": lambda event: self._tell("host_waits_for_event", event),
-                "stream_synchronization": lambda stream: self._tell("host_waits_for_stream", stream),
-                "device_synchronization": lambda *_: self._tell("host_waits"),
-                "memory_allocation": lambda storage: self._tell(
-                    "allocate", storage, torch.cuda.current_stream().cuda_stream
-                ),
-                "memory_deallocation": lambda storage: self._tell("free", storage, _here),
-            }
-        )
+    def told(note: Callable[..., None]) -> Callable[..., None]:
+        return lambda *addresses: note(_order, *addresses) if _order is not None else None
 
-    def _tell(self, what: str, *arguments: Any) -> None:
-        if self.order is not None:
-            getattr(self.order, what)(*arguments)
-
-
-@cache
-def _watch() -> _Watch:
-    return _Watch()
+    watch_streams(
+        {
+            "event_record": told(Order.record),
+            "event_wait": told(Order.wait),
+            "event_synchronization": told(Order.host_waits_for_event),
+            "stream_synchronization": told(Order.host_waits_for_stream),
+            "device_synchronization": told(lambda order, *_: order.host_waits()),
+            "memory_allocation": told(lambda order, at: order.allocate(at, torch.cuda.current_stream().cuda_stream)),
+            "memory_deallocation": told(lambda order, at: order.free(at, lambda: _stack(sys._getframe(1)))),
+        }
+    )
 
 
 def _on_cuda(values: Any) -> Iterable[Tensor]:
@@ -325,10 +320,6 @@ def _address(stream: torch.Stream) -> int:
         stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
     )
     return int(known.cuda_stream)
-
-
-def _here() -> tuple[str, ...]:
-    return _stack(sys._getframe(1))
 
 
 def _stack(frame: FrameType | None) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from perflab.base.data import changed
 from perflab.predicted.judge.growth import Amounts, Grown, Row
@@ -35,18 +34,13 @@ _COSTS = ("flops", "bytes", "operators")
 """The quantities of a cost's amounts, in their order."""
 _CALLS = _COSTS.index("operators")
 MOST_RACES = 3
+_Said = tuple[str, bool]
+"""A sentence of the explanation, and whether it is about the cause."""
 _WHAT = {"waits": WAIT, "to_device": TO_DEVICE, "to_host": TO_HOST}
 _REMEDY = {
     "access": "let the second stream wait: stream.wait_stream(first), or an event that is recorded after the first use",
     "freed": "call tensor.record_stream(stream), or let its own stream wait for that one before the tensor is freed",
 }
-
-
-class _Said(NamedTuple):
-    """One sentence of the explanation."""
-
-    text: str
-    is_cause: bool = False
 
 
 def explain_growth(grown: Grown, worse: Sequence[str]) -> list[str]:
@@ -59,12 +53,11 @@ def explain_growth(grown: Grown, worse: Sequence[str]) -> list[str]:
     cause = _cause(grown.costs.rows)
     said: list[_Said] = []
     if "memory" in worse:
-        said += _peak_said(grown.peak.rows, cause)
+        said += [*_memory_said(grown.peak.rows, cause, "keeps", "at the peak"), *_against(grown.peak.rows)]
     if "saved" in worse:
-        said += _saved_said(grown.saved.rows, cause)
+        said += _memory_said(grown.saved.rows, cause, "saves", "for backward")
     said += _costs_said(grown.costs.rows, [_COSTS.index(name) for name in worse if name in _COSTS], cause)
-    told = [one.text for one in sorted(said, key=lambda one: not one.is_cause)]
-    told = [*_layers_said(grown, worse), *told]
+    told = [*_layers_said(grown, worse), *(text for text, _ in sorted(said, key=lambda one: not one[1]))]
     return told or (["the totals grew, but no single row did"] if worse else [])
 
 
@@ -101,40 +94,29 @@ def _layers_said(grown: Grown, worse: Sequence[str]) -> list[str]:
     return [": ".join(filter(None, [" and ".join(changed), ", ".join(told)]))]
 
 
-def _largest(rows: Sequence[Row], cause: Row | None) -> list[Row]:
-    """Return the rows whose bytes grew: rows of the cause first, then the others, both by size."""
+def _memory_said(rows: Sequence[Row], cause: Row | None, does: str, when: str) -> list[_Said]:
+    """Describe the rows whose bytes grew: rows of the cause first, then the others, both by size."""
     more = [row for row in rows if row.amounts[0] > 0]
-    return sorted(more, key=lambda row: (not _is_of(row, cause), -row.amounts[0]))
+    more.sort(key=lambda row: (not _is_of(row, cause), -row.amounts[0]))
+    said = []
+    for row in more[:MOST]:
+        size_bytes, count = row.amounts
+        tensors = f"{count} more tensor{'s' * (count != 1)}" if count > 0 else "larger tensors"
+        of_peak, saved = (row.key.group, row.key.operator), (row.key.operator, row.shown)
+        what = " of ".join(filter(None, of_peak)) if row.key.group else " ".join(filter(None, saved))
+        text = f"{_who(row)} {does} {tensors} {when}: {what}, +{format_bytes(size_bytes)}{_at(row)}"
+        said.append((text, _is_of(row, cause)))
+    return [*said, *_and_more(more)]
 
 
-def _peak_said(rows: Sequence[Row], cause: Row | None) -> list[_Said]:
-    def what(row: Row) -> str:
-        return f"{row.key.group} of {row.key.operator}" if row.key.operator else row.key.group
-
-    more = _largest(rows, cause)
-    said = [_memory_said(row, cause, ("keeps", "at the peak"), what(row)) for row in more[:MOST]]
-    against: list[_Said] = []
+def _against(rows: Sequence[Row]) -> list[_Said]:
+    """Describe what is less at the peak, if anything is more."""
     less_bytes = -sum(row.amounts[0] for row in rows if row.amounts[0] < 0)
-    if more and less_bytes:
-        most = min(rows, key=lambda row: row.amounts[0])
-        where = " ".join(filter(None, [most.key.module, most.key.operator])) or most.key.group
-        against = [_Said(f"against that {format_bytes(less_bytes)} less at the peak, most of it {where}")]
-    return [*said, *_and_more(more), *against]
-
-
-def _saved_said(rows: Sequence[Row], cause: Row | None) -> list[_Said]:
-    def what(row: Row) -> str:
-        return " ".join(filter(None, [row.key.operator, row.shown]))
-
-    more = _largest(rows, cause)
-    return [*(_memory_said(row, cause, ("saves", "for backward"), what(row)) for row in more[:MOST]), *_and_more(more)]
-
-
-def _memory_said(row: Row, cause: Row | None, does: tuple[str, str], what: str) -> _Said:
-    size_bytes, count = row.amounts
-    tensors = f"{count} more tensor{'s' * (count != 1)}" if count > 0 else "larger tensors"
-    text = f"{_who(row)} {does[0]} {tensors} {does[1]}: {what}, +{format_bytes(size_bytes)}{_at(row)}"
-    return _Said(text, _is_of(row, cause))
+    if not less_bytes or all(row.amounts[0] <= 0 for row in rows):
+        return []
+    most = min(rows, key=lambda row: row.amounts[0])
+    where = " ".join(filter(None, [most.key.module, most.key.operator])) or most.key.group
+    return [(f"against that {format_bytes(less_bytes)} less at the peak, most of it {where}", False)]
 
 
 def _costs_said(rows: Sequence[Row], at: Sequence[int], cause: Row | None) -> list[_Said]:
@@ -152,7 +134,7 @@ def _costs_said(rows: Sequence[Row], at: Sequence[int], cause: Row | None) -> li
         many = f"{abs(calls):,} {'more' if calls > 0 else 'fewer'}" if calls else "larger"
         instead = _instead_of(row, rows) if row is cause else ""
         told = [f"{many} {row.key.operator}{instead}", *_costs_told(row.amounts)]
-        said.append(_Said(f"{_who(row)}{phase}: {', '.join(told)}{_at(row)}", row is cause))
+        said.append((f"{_who(row)}{phase}: {', '.join(told)}{_at(row)}", row is cause))
     return [*said, *_and_more(more)]
 
 
@@ -181,7 +163,7 @@ def _at(row: Row) -> str:
 
 def _and_more(rows: Sequence[Row]) -> list[_Said]:
     left = len(rows) - MOST
-    return [_Said(f"and {left} more row{'s' * (left != 1)} like these grew")] if left > 0 else []
+    return [(f"and {left} more row{'s' * (left != 1)} like these grew", False)] if left > 0 else []
 
 
 def explain_dry_run(now: Prediction, baseline: PredictedBaseline, worse: Sequence[str]) -> list[str]:
@@ -227,21 +209,19 @@ def _kernels(now: dict[str, int], before: dict[str, int]) -> list[str]:
     return told + _more(len(more))
 
 
-def _more(found: int) -> list[str]:
-    return [f"and {found - MOST} more"] if found > MOST else []
+def _more(found: int, told: int = MOST) -> list[str]:
+    return [f"and {found - told} more"] if found > told else []
 
 
 def unless_broken(judgement: Judgement, now: Prediction) -> Judgement:
     """Return the judgement; with the verdict FAILED and the reasons if streams race or ranks do not match."""
-    if now.dry_run is None:
-        return judgement
-    races, mismatches = now.dry_run.races, now.dry_run.mismatches
+    races, mismatches = (now.dry_run.races, now.dry_run.mismatches) if now.dry_run is not None else ([], [])
     if not races and not mismatches:
         return judgement
     said = [_mismatch_said(one) for one in mismatches[:MOST_RACES]]
     said += [_race_said(one, one.first_lines[0], one.second_lines[0]) for one in races[:MOST_RACES]]
-    left = len(races) + len(mismatches) - len(said)
-    return changed(judgement, verdict=Verdict.FAILED, reasons=[*said, *([f"and {left} more"] if left > 0 else [])])
+    more = _more(len(races) + len(mismatches), len(said))
+    return changed(judgement, verdict=Verdict.FAILED, reasons=[*said, *more])
 
 
 def explain_broken(case: str, dry_run: DryRun) -> str:

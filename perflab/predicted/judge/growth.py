@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from perflab.results.predicted import PredictedBaseline, Prediction
+
+_Named = TypeVar("_Named", bound=Hashable)
 
 
 class Key(NamedTuple):
@@ -116,10 +118,7 @@ def _renamed(before: Iterable[Row], now: Iterable[Row]) -> dict[str, str]:
 
 
 def _by_module(rows: Iterable[Row]) -> dict[str, Counter[tuple[str, str, Amounts]]]:
-    sums: dict[Key, Amounts] = {}
-    for row in rows:
-        key = row.key._replace(module=folded(row.key.module))
-        sums[key] = plus(sums.get(key, ()), row.amounts)
+    sums = summed((_folded(row.key), row.amounts) for row in rows)
     found: dict[str, Counter[tuple[str, str, Amounts]]] = {}
     for key, amounts in sums.items():
         found.setdefault(key.module, Counter())[(key.group, key.operator, amounts)] += 1
@@ -135,13 +134,6 @@ def _for_layers(row: Row, stacks: Mapping[str, tuple[int, int]]) -> Amounts:
     return amounts
 
 
-class _Place(NamedTuple):
-    """The module and the shown detail of one part of a row."""
-
-    module: str
-    shown: str
-
-
 def _differences(before: Iterable[Row], now: Iterable[Row], stars: Collection[tuple[str, ...]]) -> list[Row]:
     """Return the rows whose amounts changed, with the differences, and with the line and detail of ``now``."""
     now = list(now)
@@ -154,19 +146,20 @@ def _differences(before: Iterable[Row], now: Iterable[Row], stars: Collection[tu
         was, here = old.get(key, {}), new.get(key, {})
         amounts = minus(total(here.values()), total(was.values()))
         if any(amounts):
-            here_shown, was_shown = (summed((p.shown, a) for p, a in side.items()) for side in (here, was))
+            here_shown, was_shown = (summed((shown, a) for (_, shown), a in side.items()) for side in (here, was))
             most = max(here_shown or was_shown, key=lambda one: minus(here_shown.get(one, ()), was_shown.get(one, ())))
-            modules = [summed((place.module, a) for place, a in side.items()) for side in (was, here)]
-            name = name_of_difference(modules[0], modules[1], stars)
+            modules_was, modules_here = (summed((module, a) for (module, _), a in side.items()) for side in (was, here))
+            name = name_of_difference(modules_was, modules_here, stars)
             found.append(Row(key._replace(module=name), amounts, lines.get(key, {}).get(most, ""), most))
     return found
 
 
-def _by_key(rows: Iterable[Row]) -> dict[Key, dict[_Place, Amounts]]:
-    found: dict[Key, dict[_Place, Amounts]] = {}
+def _by_key(rows: Iterable[Row]) -> dict[Key, dict[tuple[str, str], Amounts]]:
+    """Return the amounts of rows by folded key, and by the row's own module and detail."""
+    found: dict[Key, dict[tuple[str, str], Amounts]] = {}
     for row in rows:
         places = found.setdefault(_folded(row.key), {})
-        place = _Place(row.key.module, row.shown)
+        place = row.key.module, row.shown
         places[place] = plus(places.get(place, ()), row.amounts)
     return found
 
@@ -196,9 +189,9 @@ def total(amounts: Iterable[Amounts]) -> Amounts:
     return functools.reduce(plus, amounts, ())
 
 
-def summed(pairs: Iterable[tuple[str, Amounts]]) -> dict[str, Amounts]:
+def summed(pairs: Iterable[tuple[_Named, Amounts]]) -> dict[_Named, Amounts]:
     """Return the sums of the amounts, by name."""
-    found: dict[str, Amounts] = {}
+    found: dict[_Named, Amounts] = {}
     for name, amounts in pairs:
         found[name] = plus(found.get(name, ()), amounts)
     return found

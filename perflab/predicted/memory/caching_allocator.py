@@ -99,7 +99,11 @@ class CachingAllocator:
         if size_bytes == 0:
             return 0  # NativeCachingAllocator::allocate() requests no block then
         size = rounded_as_on_cuda(size_bytes)
-        block = self._best_fit(size, size <= SMALL_BYTES) or self._new_segment(size)
+        # get_free_block(): the smallest that is large enough, of equal ones the one with the lowest address; they are
+        # sorted as by BlockComparatorSize, by size, then by address.
+        free = self._free[size <= SMALL_BYTES]
+        place = bisect_left(free, (size, 0))
+        block = self._blocks[free.pop(place)[1]] if place < len(free) else self._new_segment(size)
         remaining = block.size - size
         if remaining >= BLOCK_BYTES if block.small else remaining > SMALL_BYTES:  # should_split()
             rest = _Block(block.address + size, remaining, block.small)
@@ -154,16 +158,6 @@ class CachingAllocator:
                 block = block.after
             found.append(Segment(address, sum(piece.size_bytes for piece in pieces), small, tuple(pieces)))
         return tuple(found)
-
-    def _best_fit(self, size: int, small: bool) -> _Block | None:
-        """Take the smallest free block that is large enough from the pool: ``get_free_block()``.
-
-        Among blocks of equal size, the one with the lowest address is taken. None if no block is large enough.
-        """
-        # Free blocks are sorted as by BlockComparatorSize: by size, then by address.
-        free = self._free[small]
-        place = bisect_left(free, (size, 0))
-        return self._blocks[free.pop(place)[1]] if place < len(free) else None
 
     def _new_segment(self, size: int) -> _Block:
         """Reserve a segment for ``size`` bytes and return the segment as one block: ``alloc_block()``."""

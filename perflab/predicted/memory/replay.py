@@ -249,14 +249,12 @@ def _first_products(trace: Trace) -> tuple[int, ...]:
     found: dict[bool, int] = {}
     events = trace.events
     for number, event in enumerate(events):
-        if isinstance(event, Op) and event.flops and _uses_cublas(event.name):
+        if not isinstance(event, Op) or not event.name.startswith("aten::") or not event.flops:
+            continue
+        if not any(word in event.name for word in _NO_CUBLAS):
             thread = event.place.in_backward
             if thread not in found:
                 while number + 1 < len(events) and isinstance(events[number + 1], Alloc):
                     number += 1
                 found[thread] = number
     return tuple(found.values())
-
-
-def _uses_cublas(name: str) -> bool:
-    return name.startswith("aten::") and not any(word in name for word in _NO_CUBLAS)

@@ -55,8 +55,7 @@ class _Snapshot:
     def __init__(self, trace: Trace, played: Replay, time_of: TimeOf) -> None:
         self.trace = trace
         self.played = played
-        self.times_us = list(_times_us(trace, time_of))
-        self.phases = list(_phases(trace))
+        self.moments = list(_moments(trace, time_of))
         self.frames: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
 
     def content(self) -> dict[str, Any]:
@@ -81,7 +80,7 @@ class _Snapshot:
     def _trace(self) -> Iterator[dict[str, Any]]:
         time_us = 0
         for entry in self.played.log:
-            time_us = self.times_us[entry.event]
+            time_us, phase = self.moments[entry.event]
             common = {
                 "size": entry.size_bytes,
                 "stream": 0,
@@ -91,8 +90,8 @@ class _Snapshot:
             }
             if entry.action != "segment_alloc":
                 common |= self._labels(entry.block)
-            if self.phases[entry.event]:
-                common["user_metadata"] = self.phases[entry.event]
+            if phase:
+                common["user_metadata"] = phase
             for action in ("free_requested", "free_completed") if entry.action == "free" else (entry.action,):
                 yield {"action": action, **common}
         # A recording ends with this event too. Older viewers require a category "unknown" if there are others.
@@ -184,19 +183,16 @@ def _split(line: str) -> tuple[str, int]:
     return (file, int(number)) if number.isdecimal() else (line, 0)
 
 
-def _phases(trace: Trace) -> Iterator[str]:
-    """Yield the phase at each event; a free, which has no phase of its own, has the phase of the event before."""
-    phase = ""
+def _moments(trace: Trace, time_of: TimeOf) -> Iterator[tuple[int, str]]:
+    """Yield the time of each event in microseconds, and its phase.
+
+    The time is the sum of the times of all operators before the event. A free, which has no phase of its own, has the
+    phase of the event before.
+    """
+    passed_ns, phase = 0.0, ""
     for event in trace.events:
         if not isinstance(event, Free):
             phase = event.place.phase
-        yield phase
-
-
-def _times_us(trace: Trace, time_of: TimeOf) -> Iterator[int]:
-    """Yield the time of each event in microseconds: the sum of the times of all operators before the event."""
-    passed_ns = 0.0
-    for event in trace.events:
-        yield int(round(passed_ns) / 1e3)
+        yield int(round(passed_ns) / 1e3), phase
         if isinstance(event, Op):
             passed_ns += time_of(event)

@@ -4,11 +4,11 @@ A case's contents are its peak, the peak's composition, costs, bounds and a dry 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
 from perflab.base.data import changed
-from perflab.predicted.report.detail import grouped, prediction_detail
+from perflab.predicted.report.detail import grouped, prediction_detail, sums_of
 from perflab.predicted.report.facts import dry_run_facts, filled_by, fit_facts, memory_facts, time_facts
 from perflab.predicted.report.table import by_gpu, prediction_head, prediction_notes, prediction_rows, prediction_table
 from perflab.results.predicted import Cost, PredictedCase, Prediction
@@ -71,81 +71,52 @@ def _beside(now: Prediction) -> dict[str, int]:
 
 
 def _tables(now: Prediction) -> list[Table]:
-    what = [("operator", "text"), ("line", "text")]
     found = [
-        first_rows(
+        _table(
             "at_peak",
             "Alive at the peak",
-            [("size", "bytes"), ("blocks", "count"), ("category", "text"), ("module", "text"), *what],
+            "size:bytes, blocks:count, category, module, operator, line",
             [(one.size_bytes, one.blocks, one.category, one.module, one.operator, one.line) for one in now.at_peak],
-            ROWS,
         ),
-        first_rows(
+        _table(
             "saved",
             "Saved for backward",
-            [("size", "bytes"), ("tensors", "count"), ("module", "text"), ("shape", "text"), ("type", "text"), *what],
+            "size:bytes, tensors:count, module, shape, type, operator, line",
             [
-                (
-                    one.size_bytes,
-                    one.count,
-                    one.module,
-                    " × ".join(map(str, one.shape)),
-                    one.dtype,
-                    one.operator,
-                    one.line,
-                )
+                (one.size_bytes, one.count, one.module, shape, one.dtype, one.operator, one.line)
                 for one in now.saved
+                for shape in [" × ".join(map(str, one.shape))]
                 if one.size_bytes
             ],
-            ROWS,
         ),
         _work(now, "module", lambda cost: cost.module or "outside of modules"),
         _work(now, "operator", lambda cost: cost.operator),
     ]
     dry = now.dry_run
     if dry is not None:
+        launches = [(many, name) for name, many in dry.kernels.items()]
+        traffic = [(one.what, one.calls, one.size_bytes, one.function, one.line) for one in dry.traffic]
+        races = [
+            (one.what, one.first, one.second, ", ".join([*one.first_lines, *one.second_lines])) for one in dry.races
+        ]
         found += [
-            first_rows(
-                "kernels",
-                "Launches by kernel",
-                [("launches", "count"), ("kernel", "text")],
-                [(many, name) for name, many in dry.kernels.items()],
-                ROWS,
-            ),
-            first_rows(
-                "traffic",
-                "Between host and device",
-                [("what", "text"), ("calls", "count"), ("size", "bytes"), ("function", "text"), ("line", "text")],
-                [(one.what, one.calls, one.size_bytes, one.function, one.line) for one in dry.traffic],
-                ROWS,
-            ),
-            first_rows(
-                "races",
-                "Streams that race",
-                [("what", "text"), ("first", "text"), ("second", "text"), ("lines", "text")],
-                [
-                    (one.what, one.first, one.second, ", ".join([*one.first_lines, *one.second_lines]))
-                    for one in dry.races
-                ],
-                ROWS,
-            ),
+            _table("kernels", "Launches by kernel", "launches:count, kernel", launches),
+            _table("traffic", "Between host and device", "what, calls:count, size:bytes, function, line", traffic),
+            _table("races", "Streams that race", "what, first, second, lines", races),
         ]
     return [table for table in found if table.rows]
 
 
 def _work(now: Prediction, title: str, key: Callable[[Cost], str]) -> Table:
-    rows = [
-        (
-            name,
-            sum(one.calls for one in costs),
-            sum(one.flops for one in costs),
-            sum(one.bytes_moved for one in costs),
-            sum(one.roofline_ns for one in costs),
-        )
-        for name, costs in grouped(now, key)
-    ]
-    columns = [(title, "text"), ("calls", "count"), ("FLOPs", "count"), ("bytes moved", "bytes"), ("roofline", "ns")]
-    return first_rows(f"by_{title}", f"Work by {title}", columns, rows, ROWS)
+    rows = [(name, *sums_of(costs)) for name, costs in grouped(now, key)]
+    columns = f"{title}, calls:count, FLOPs:count, bytes moved:bytes, roofline:ns"
+    return _table(f"by_{title}", f"Work by {title}", columns, rows)
+
+
+def _table(key: str, title: str, columns: str, rows: Sequence[Sequence[str | float]]) -> Table:
+    """Return a table of the first rows; its columns are given as ``size:bytes, line``: a text has no unit."""
+    units = [(name, unit or "text") for name, _, unit in (one.partition(":") for one in columns.split(", "))]
+    return first_rows(key, title, units, rows, ROWS)
 
 
 _DETAIL_WIDTH = 100
@@ -155,7 +126,7 @@ _DETAIL_WIDTH = 100
 def lines(document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
     """Return each GPU's table with its head; if the run has a single prediction, also the prediction in full."""
     found: list[Line] = []
-    for cases in by_gpu(results if view.every else without_skipped(results)).values():
+    for cases in _shown(results, view):
         found += map(Line, wrap_facts(_head(document, cases), width))
         found += prediction_table(cases, width, brief=view.brief)
         found += [] if view.brief else map(Line, _the_only_one(results, width))
@@ -165,11 +136,15 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
 def sections(document: Document, results: Sequence[Result], view: View) -> list[Section]:
     """Return each GPU's table as a page's section; if the run has a single prediction, the detail unfolds."""
     found = []
-    for cases in by_gpu(results if view.every else without_skipped(results)).values():
+    for cases in _shown(results, view):
         rows, detail = prediction_rows(cases), _the_only_one(results, _DETAIL_WIDTH)
         unfolded = {f"{rows[0].name}: in full": detail} if detail else {}
         found.append(Section("case", rows, cases, [_head(document, cases)], prediction_notes(cases), unfolded=unfolded))
     return found
+
+
+def _shown(results: Sequence[Result], view: View) -> Iterable[list[Result]]:
+    return by_gpu(results if view.every else without_skipped(results)).values()
 
 
 def _the_only_one(results: Sequence[Result], width: int) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from perflab.base.grouping import groups_of
 from perflab.predicted.report.facts import first_to_checkpoint, fit_facts, intensity
 from perflab.predicted.report.table import WIDTH, amount, quantity_name, signed, wrapped, wrapped_facts
-from perflab.results.predicted import Cost, DryRun, PredictedBaseline, PredictedCase, Prediction
+from perflab.results.predicted import Cost, Exchanged, PredictedBaseline, PredictedCase, Prediction, Traffic
 from perflab.results.profile import BACKWARD, FORWARD, OPTIMIZER
 from perflab.results.records import Change, Verdict
 from perflab.results.result import Result
@@ -32,7 +32,30 @@ _LEAST_WIDTH, _MOST_WIDTH = 5, 10
 def prediction_detail(now: Prediction, width: int = 80) -> list[str]:
     """Return one prediction in full, in lines of at most ``width`` columns (80 at least)."""
     width = max(width, 80)
-    blocks = [_memory(now, width), _at_peak(now, width), _saved(now, width)]
+    at_peak = [
+        (
+            f"{format_bytes(part.size_bytes):>10}{_share(part.size_bytes, now.peak_bytes):>7}{part.blocks:>7,}",
+            f"{part.category} of {part.module}" if part.module else part.category,
+            part.operator,
+            part.line,
+        )
+        for part in now.at_peak
+    ]
+    saved = [  # the largest first: the first to checkpoint
+        (
+            f"{format_bytes(one.size_bytes):>10}{one.count:>7,}",
+            f"{one.module} ({', '.join(map(str, one.shape))}) {one.dtype}".lstrip(),
+            one.operator,
+            one.line,
+        )
+        for one in now.saved
+        if one.size_bytes
+    ]
+    blocks = [
+        _memory(now, width),
+        _table("alive at the peak", "      size  share blocks  what", at_peak, width),
+        _table(f"saved for backward, {format_bytes(now.saved_bytes)} in all", "      size  count  what", saved, width),
+    ]
     if now.costs:
         blocks.append(_work(now, "module", lambda cost: cost.module or "outside of modules", width))
         blocks.append(_work(now, "operator", lambda cost: cost.operator, width))
@@ -40,7 +63,11 @@ def prediction_detail(now: Prediction, width: int = 80) -> list[str]:
     if now.exchanged:
         blocks.append(_exchanged(now, width))
     if now.dry_run is not None:
-        blocks += [_kernels(now.dry_run, width), _traffic(now.dry_run, width)]
+        kernels, total = now.dry_run.kernels.items(), sum(now.dry_run.kernels.values())
+        launches = [(f"{many:>7,}", shorten(name, width - 9), "", "") for name, many in kernels]
+        traffic = [(_calls(one), one.what, one.function, one.line) for one in now.dry_run.traffic]
+        blocks.append(_table(f"launches by kernel, {total:,} in all", "  count  kernel", launches, width))
+        blocks.append(_table("between host and device", _CALLS, traffic, width))
     return [line for block in blocks if block for line in ("", *block)]
 
 
@@ -72,41 +99,10 @@ def _memory(now: Prediction, width: int) -> list[str]:
     return lines
 
 
-def _at_peak(now: Prediction, width: int) -> list[str]:
-    most = now.at_peak[:MOST]
-    lines = [f"alive at the peak{_of(len(most), len(now.at_peak))}", "      size  share blocks  what"]
-    for part in most:
-        left = f"{format_bytes(part.size_bytes):>10}{_share(part.size_bytes, now.peak_bytes):>7}{part.blocks:>7,}"
-        what = f"{part.category} of {part.module}" if part.module else part.category
-        lines += _row(left, what, part.operator, part.line, width)
-    return lines
-
-
-def _saved(now: Prediction, width: int) -> list[str]:
-    """Return the table of tensors saved for backward, the largest first: the first to checkpoint."""
-    kept = [one for one in now.saved if one.size_bytes]
-    if not kept:
-        return []
-    most = kept[:MOST]
-    total = format_bytes(now.saved_bytes)
-    lines = [f"saved for backward, {total} in all{_of(len(most), len(kept))}", "      size  count  what"]
-    for one in most:
-        left = f"{format_bytes(one.size_bytes):>10}{one.count:>7,}"
-        what = f"{one.module} ({', '.join(map(str, one.shape))}) {one.dtype}"
-        lines += _row(left, what.lstrip(), one.operator, one.line, width)
-    return lines
-
-
 def _exchanged(now: Prediction, width: int) -> list[str]:
     """Return the table of a rank's collectives by line, and what they take at least on the network."""
-    most = now.exchanged[:MOST]
-    lines = [
-        f"collectives of one rank of {now.world_size}{_of(len(most), len(now.exchanged))}",
-        "  calls      size  what",
-    ]
-    for one in most:
-        left = f"{one.calls:>7,}{format_bytes(one.size_bytes) if one.size_bytes else '–':>10}"
-        lines += _row(left, f"{one.kind} {one.dtype}".rstrip(), "", one.line, width)
+    rows = [(_calls(one), f"{one.kind} {one.dtype}".rstrip(), "", one.line) for one in now.exchanged]
+    lines = _table(f"collectives of one rank of {now.world_size}", _CALLS, rows, width)
     known = now.communication
     if known is not None and known.bound_ns and now.roofline_ns is not None:
         parts = " + ".join(f"{kind} {format_ns(ns)}" for kind, ns in known.by_kind.items() if ns)
@@ -116,22 +112,18 @@ def _exchanged(now: Prediction, width: int) -> list[str]:
     return lines
 
 
-def _kernels(dry: DryRun, width: int) -> list[str]:
-    """Return the table of launches by kernel."""
-    most = list(dry.kernels.items())[:MOST]
-    total = sum(dry.kernels.values())
-    lines = [f"launches by kernel, {total:,} in all{_of(len(most), len(dry.kernels))}", "  count  kernel"]
-    return [*lines, *(f"{many:>7,}  {shorten(name, width - 9)}" for name, many in most)] if most else []
+_CALLS = "  calls      size  what"
 
 
-def _traffic(dry: DryRun, width: int) -> list[str]:
-    """Return the table of the host's waits for the device and of copies between host and device."""
-    most = dry.traffic[:MOST]
-    lines = [f"between host and device{_of(len(most), len(dry.traffic))}", "  calls      size  what"]
-    for one in most:
-        size = format_bytes(one.size_bytes) if one.size_bytes else "–"
-        lines += _row(f"{one.calls:>7,}{size:>10}", one.what, one.function, one.line, width)
-    return lines if most else []
+def _calls(one: Exchanged | Traffic) -> str:
+    return f"{one.calls:>7,}{format_bytes(one.size_bytes) if one.size_bytes else '–':>10}"
+
+
+def _table(title: str, head: str, rows: Sequence[tuple[str, str, str, str]], width: int) -> list[str]:
+    """Return the largest rows below their title: numbers, what they are of, the operator and the line; else nothing."""
+    most = rows[:MOST]
+    of = f", the largest {len(most)} of {len(rows)}" if len(most) < len(rows) else ""
+    return [f"{title}{of}", head, *(line for row in most for line in _row(*row, width))] if rows else []
 
 
 def _row(left: str, what: str, operator: str, line: str, width: int) -> list[str]:
@@ -175,16 +167,20 @@ def grouped(now: Prediction, key: Callable[[Cost], str]) -> list[tuple[str, list
     return sorted(groups, key=lambda pair: (-_time(pair[1]), -sum(one.bytes_moved for one in pair[1])))
 
 
+def sums_of(costs: Sequence[Cost]) -> tuple[int, int, int, float]:
+    """Return the calls, FLOPs, bytes moved and roofline time in ns of all costs together."""
+    return (
+        sum(one.calls for one in costs),
+        sum(one.flops for one in costs),
+        sum(one.bytes_moved for one in costs),
+        _time(costs),
+    )
+
+
 def _numbers(costs: Sequence[Cost], everything: Sequence[Cost], phases: Mapping[str, int]) -> str:
-    flops, bytes_moved = sum(one.flops for one in costs), sum(one.bytes_moved for one in costs)
-    whole = _time(everything)
-    cells = [
-        f"{sum(one.calls for one in costs):,}",
-        format_si(flops) if flops else "–",
-        format_bytes(bytes_moved),
-        intensity(flops, bytes_moved),
-        _share(_time(costs), whole),
-    ]
+    (calls, flops, bytes_moved, time_ns), whole = sums_of(costs), _time(everything)
+    shown = format_si(flops) if flops else "–"
+    cells = [f"{calls:,}", shown, format_bytes(bytes_moved), intensity(flops, bytes_moved), _share(time_ns, whole)]
     text = "".join(cell.rjust(size) for cell, (_, size) in zip(cells, _COLUMNS, strict=True))
     parts = [(_time([one for one in costs if one.phase == phase]), size) for phase, size in phases.items()]
     return text + "".join((_share(part, whole, 0) if part else "–").rjust(size) for part, size in parts)
@@ -216,10 +212,6 @@ def _time(costs: Sequence[Cost]) -> float:
 
 def _share(part: float, whole: float, digits: int = 1) -> str:
     return percent(part / whole, digits) if whole else "–"
-
-
-def _of(shown: int, there: int) -> str:
-    return f", the largest {shown} of {there}" if shown < there else ""
 
 
 def explain_prediction(result: Result, accept: str | None) -> str:

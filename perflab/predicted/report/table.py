@@ -143,11 +143,6 @@ def prediction_notes(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def change_fact(name: str, change: Change) -> str:
-    """Format a change as ``peak memory +1.25 GiB``."""
-    return f"{quantity_name(name)} {signed(name, int(change.now) - int(change.before))}"
-
-
 def quantity_name(name: str) -> str:
     """Return the name in reports of a judged quantity."""
     return QUANTITIES.get(name) or name.replace("_", " ")
@@ -236,7 +231,9 @@ def _compared(result: Result, width: int) -> list[str]:
     if judgement.verdict is Verdict.NEW:  # the verdict says it all
         return []
     changes: dict[str, Change] = {"memory": judgement.memory} if judgement.memory is not None else {}
-    lines = wrapped_facts([change_fact(*item) for item in changed(changes | judgement.counts).items()], width)
+    told_of = changed(changes | judgement.counts).items()
+    facts = [f"{quantity_name(name)} {signed(name, int(one.now) - int(one.before))}" for name, one in told_of]
+    lines = wrapped_facts(facts, width)
     left = len(judgement.reasons) - _MOST_REASONS
     told = judgement.reasons[:_MOST_REASONS] if left > 1 else judgement.reasons
     lines += [text for reason in told for text in wrapped(reason, width)]

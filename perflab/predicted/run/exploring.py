@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from perflab.base.data import changed
 from perflab.base.errors import UsageError
 from perflab.base.identity import function_of, test_of
 from perflab.measure.calls.workload import Workload, phases_of
@@ -21,9 +20,7 @@ from perflab.predicted.gpus import MODELLED, DataSheet, Gpu, gpu_by_device_name
 from perflab.predicted.memory.sizes import Interpolated, Outline, largest, outline_of
 from perflab.predicted.store import PredictedStore
 from perflab.predicted.trace.trace import Trace
-from perflab.predicted.trace.watch import Watch
 from perflab.predicted.world.lone_rank import FAKE, LoneRank, playing
-from perflab.results.measured import Entry
 from perflab.results.predicted import Fit, Prediction
 from perflab.store.case_files import module_of, name_of
 from perflab.store.times import BaselineStore
@@ -70,9 +67,7 @@ class Explorer:
         self._trusted: dict[tuple[_Test, str], int] = {}
         """The number of points whose interpolated peak a trace has confirmed, by test and name of the size."""
 
-    def fit(
-        self, prediction: Prediction, trace: Trace, state: CaseState, gpu: DataSheet, watch: Watch | None = None
-    ) -> Fit | None:
+    def fit(self, prediction: Prediction, trace: Trace, state: CaseState, gpu: DataSheet) -> Fit | None:
         """Return which GPUs a case fits, the largest sizes that fit, and, if the case does not fit, remedies' peaks.
 
         Args:
@@ -80,10 +75,9 @@ class Explorer:
             trace: the trace from which the prediction was made.
             state: the case, and how to build it in other sizes.
             gpu: the GPU that the case has to fit.
-            watch: is notified of each operator of other sizes.
 
         Raises:
-            CalledOff: the watch stopped the tracing. Sizes traced by then are remembered.
+            CalledOff: a watch stopped the tracing. Sizes traced by then are remembered.
         """
         exploration = state.exploration
         fit = fit_of(prediction, gpu)
@@ -97,15 +91,13 @@ class Explorer:
         known[_key(sizes)] = outline_of(trace)
         room_bytes = fit.room_bytes - prediction.workspace_bytes
 
-        def traced_of(arguments: Mapping[str, Any]) -> Trace:
-            return trace_of(functools.partial(build, **arguments), gpu, whole=whole, watch=watch)
+        def outline_with(changes: Mapping[str, Any]) -> Outline:
+            return outline_for(functools.partial(build, **{**sizes, **changes}), gpu, whole=whole)
 
         def largest_of(name: str) -> int | None:
             def outline_at(size: int) -> Outline:
-                asked = {**sizes, name: size}
-                if _key(asked) not in known:
-                    known[_key(asked)] = outline_of(traced_of(asked))
-                return known[_key(asked)]
+                known[_key({**sizes, name: size})] = found = outline_with({name: size})
+                return found
 
             same = {dict(key)[name]: one for key, one in known.items() if {**dict(key), name: 0} == {**sizes, name: 0}}
             search = Search(outline_at, room_bytes, same, points=self._trusted.get((test, name)))
@@ -115,18 +107,14 @@ class Explorer:
             return answer
 
         remedies = {} if fit.fits else exploration.remedies
-        return msgspec.structs.replace(
+        return changed(
             fit,
             largest={name: largest_of(name) for name in sizes if name != WORLD},
-            remedies={
-                name: outline_of(traced_of({**sizes, **changes})).peak_bytes() for name, changes in remedies.items()
-            },
+            remedies={name: outline_with(changes).peak_bytes() for name, changes in remedies.items()},
         )
 
 
-def worlds_of(
-    outline: Outline, state: CaseState, gpu: Gpu, alone: LoneRank, watch: Watch | None = None
-) -> dict[int, int]:
+def worlds_of(outline: Outline, state: CaseState, gpu: Gpu, alone: LoneRank) -> dict[int, int]:
     """Return about the peak of a rank in bytes by the number of ranks, of a case that says how to build itself.
 
     The call is traced as a rank of one other world, and each block's size is interpolated over the share of a rank,
@@ -138,13 +126,12 @@ def worlds_of(
         state: the case.
         gpu: the GPU to trace for.
         alone: the rank that was played; its group is left.
-        watch: is notified of each operator.
     """
     assert state.exploration is not None
     here, other = alone.world_size, FARTHER if alone.world_size < FARTHER else WORLDS[0]
     build = functools.partial(state.exploration.build, **{**state.exploration.sizes, WORLD: other})
     with playing(LoneRank(min(alone.rank, other - 1), other), FAKE):
-        there = outline_of(trace_of(build, gpu, watch=watch))
+        there = outline_for(build, gpu)
     shares = math.lcm(here, *WORLDS)
     reckoned = Interpolated({shares // here: outline, shares // other: there})
     if not reckoned.holds:
@@ -223,28 +210,22 @@ def work_of(workload: Workload) -> Work:
     return Work(workload.run, roots, workload.spans, set_up if needs_set_up else None)
 
 
-def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False, watch: Watch | None = None) -> Trace:
-    """Return the trace of one call, on a GPU, of what ``make`` returns: a callable, or a step's phases.
+def outline_for(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False) -> Outline:
+    """Return the outline of one call, on a GPU, of what ``make`` returns: a callable, or a step's phases.
 
     ``whole``: run all layers.
     """
-    from perflab.predicted.cuda.kernels import ON_CUDA
-    from perflab.predicted.prediction import traced, watched
+    from perflab.predicted.cuda.kernels import OnCuda
+    from perflab.predicted.prediction import traced
 
-    with watched(watch):
-        workload = _workload(make())
-    return traced(work_of(workload), ON_CUDA.on(gpu), whole=whole, watch=watch).trace
-
-
-def _workload(made: Any) -> Workload:
-    if isinstance(made, dict):
-        return phases_of(made)
-    if callable(made):
-        return Workload(made, (), {})
-    raise UsageError(
-        f"build of perf.fits() gave {type(made).__name__!r}",
-        "let it return a callable without arguments, or the phases of perf.step or perf.phases as a dict",
-    )
+    made = make()
+    if not callable(made) and not isinstance(made, dict):
+        raise UsageError(
+            f"build of perf.fits() gave {type(made).__name__!r}",
+            "let it return a callable without arguments, or the phases of perf.step or perf.phases as a dict",
+        )
+    workload = phases_of(made) if isinstance(made, dict) else Workload(made, (), {})
+    return outline_of(traced(work_of(workload), OnCuda(gpu), whole=whole).trace)
 
 
 def with_estimate(
@@ -259,13 +240,14 @@ def with_estimate(
     """
     if prediction.roofline_ns is None:
         return prediction
-    pairs = {
-        (module, name): (before.roofline_ns, entry.replicates[0].median_ns)
-        for module, name, entry in _measured_on(gpu, measured)
-        if (before := predicted.of_module(gpu.name, module).get(name)) is not None
-        and before.roofline_ns
-        and entry.replicates
-    }
+    pairs: dict[tuple[str, str], tuple[float, float]] = {}
+    for path in sorted(measured.directory.glob("cuda-*/*.json")):
+        for name, entries in measured.load(path).items():
+            for entry in entries:
+                if entry.replicates and gpu_by_device_name(entry.environment.device_name) is gpu:
+                    before = predicted.of_module(gpu.name, path.stem).get(name)
+                    if before is not None and before.roofline_ns:
+                        pairs[path.stem, name] = before.roofline_ns, entry.replicates[0].median_ns
     test = (module_of(case), function_of(name_of(case)))
     alike = {key: pair for key, pair in pairs.items() if (key[0], function_of(key[1])) == test}
     shares = [roofline_ns / measured_ns for roofline_ns, measured_ns in (alike or pairs).values()]
@@ -276,15 +258,4 @@ def with_estimate(
     lowest, reached, highest = map(format_percent, (min(shares), median(shares), max(shares)))
     share = f"{reached} of the roofline" + (f" ({lowest} to {highest})" if lowest != highest else "")
     estimate_ns = prediction.roofline_ns / median(shares)
-    return msgspec.structs.replace(prediction, estimate_ns=estimate_ns, estimate_from=f"{many}: {share}")
-
-
-def _measured_on(gpu: DataSheet, measured: BaselineStore) -> list[tuple[str, str, Entry]]:
-    """Return every baseline measured on such a GPU: the module as in file names, the case's name, the entry."""
-    return [
-        (path.stem, name, entry)
-        for path in sorted(measured.directory.glob("cuda-*/*.json"))
-        for name, entries in measured.load(path).items()
-        for entry in entries
-        if gpu_by_device_name(entry.environment.device_name) is gpu
-    ]
+    return changed(prediction, estimate_ns=estimate_ns, estimate_from=f"{many}: {share}")

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
 import pytest
 
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError, InternalsError, UsageError
 from perflab.base.reachable import reachable
 from perflab.measure.counts.collectives import WAITS
-from perflab.measure.machine.devices import current_device
+from perflab.measure.machine.devices import collector_off, current_device
 from perflab.predicted.gpus import Gpu, roofline_ns
 from perflab.predicted.judge.explanation import explain_broken, unless_broken
 from perflab.predicted.judge.judge import judge_predicted
@@ -112,16 +110,14 @@ class Predictions:
 
         # Code finds an A100's compute capability for other makers' GPUs, as kernels there keep least.
         capability = divmod(self._gpu.architecture if isinstance(self._gpu, Gpu) else 80, 10)
-        was_faking, was_on = self._config.stash.get(FAKING, None), gc.isenabled()
-        with fake_tensors(self._mode) as self._mode, as_cuda(capability):
+        was_faking = self._config.stash.get(FAKING, None)
+        # Tracing makes millions of short-lived objects, and each collection scans PyTorch's too.
+        with fake_tensors(self._mode) as self._mode, as_cuda(capability), collector_off():
             self._config.stash[FAKING] = self
-            gc.disable()  # tracing makes millions of short-lived objects, and each collection scans PyTorch's too
             try:
                 yield
             finally:
                 self._config.stash[FAKING] = was_faking
-                if was_on:
-                    gc.enable()
 
     @property
     def by_itself(self) -> bool:
@@ -226,7 +222,7 @@ class Predictions:
         try:
             now = with_estimate(now, state.case, self._measured, self._store, gpu)
         except BaselineError as error:  # in a file of measured baselines, which this case does not need
-            now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
+            now = changed(now, notes=[*now.notes, f"no estimate: {error.problem}"])
         now = self._explored(now, traced.trace, state, time)
         self._progress.clear()
         before, _ = self._baseline(state.case)
@@ -235,7 +231,7 @@ class Predictions:
             counts = traced.seen.counts()
             if not self._settings.dry_run:  # on fake tensors FSDP2 waits otherwise than on a GPU
                 counts.pop(WAITS, None)
-            now = msgspec.structs.replace(
+            now = changed(
                 now,
                 world_size=state.settings.world_size,
                 collectives=counts,
@@ -277,12 +273,11 @@ class Predictions:
         If building the case for other sizes fails or takes too long, a note says so, and the prediction stays complete
         otherwise.
         """
-        gpu = self._gpu
+        fit = fit_of(now, self._gpu)
         if self._settings.dry_run:  # a dry run would run each size
-            return msgspec.structs.replace(now, fit=fit_of(now, gpu))
-        fit = fit_of(now, gpu)
-        with _building() as failed, time.part("other sizes"):
-            fit = self._explorer.fit(now, trace, state, gpu, time)
+            return changed(now, fit=fit)
+        with _building(time, "other sizes") as failed:
+            fit = self._explorer.fit(now, trace, state, self._gpu)
         return changed(now, fit=fit, notes=[*now.notes, *(f"no larger sizes are known: {why}" for why in failed)])
 
     def _with_worlds(self, state: CaseState, outcome: PredictedCase) -> PredictedCase:
@@ -300,8 +295,8 @@ class Predictions:
         outline, time = traced
         group.close()
         try:
-            with _building() as failed, time.part("other worlds"), self.fake():
-                worlds = worlds_of(outline, state, gpu, alone, time)
+            with self.fake(), _building(time, "other worlds") as failed:
+                worlds = worlds_of(outline, state, gpu, alone)
         finally:
             self._progress.clear()
             group.enter_context(playing(LoneRank(alone.rank, alone.world_size), FAKE))
@@ -350,14 +345,18 @@ class Predictions:
 
 
 @contextlib.contextmanager
-def _building() -> Iterator[list[str]]:
+def _building(time: Watch, what: str) -> Iterator[list[str]]:
     """Yield a list that gets the reason if ``build`` of ``perf.fits`` raises within the block, or takes too long.
 
-    The prediction stays complete otherwise. Errors of the project's set-up are raised.
+    The prediction stays complete otherwise. Errors of the project's set-up are raised. The block is the part ``what``
+    of the watched time.
     """
+    from perflab.predicted.prediction import watched
+
     failed: list[str] = []
     try:
-        yield failed
+        with time.part(what), watched(time):
+            yield failed
     except (InternalsError, UsageError):
         raise
     except CalledOff as end:

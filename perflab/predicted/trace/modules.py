@@ -130,12 +130,12 @@ def _enter(
     children = [(key, child) for key, child in children_of(module).items() if child is not None]
     layers = [child for _, child in children]
     repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len(layers) > 1 and layer is None
-    repeats = repeats and are_alike(layers, book.written)
+    repeats = repeats and _alike(layers, _Look(book.written)) and not _share_among_some(layers)
     is_long = repeats and len(layers) >= WORTH_CUTTING
     if repeats:
         book.stacks.append(Stack(name, module, len(layers)))
     if is_long:
-        common = common | common_modules(layers)
+        common = common | set.intersection(*({id(inner) for inner in one.modules()} for one in layers))
     for number, (key, child) in enumerate(children):
         own = "*" if repeats else key
         _enter(book, child, f"{name}.{own}" if name else own, Layer(name, number) if is_long else layer, common)
@@ -148,16 +148,6 @@ class _Look:
     written: Written
     seen: dict[int, Any] = field(default_factory=dict)
     """The objects already visited, by ``id``; holding the objects keeps their ids from being reused."""
-
-
-def are_alike(layers: Sequence[nn.Module], written: Written) -> bool:
-    """Whether all layers do the same, as far as that shows without running them.
-
-    Args:
-        layers: the modules to compare.
-        written: attributes to ignore, since a run has set them in some of the layers only.
-    """
-    return _alike(layers, _Look(written)) and not _share_among_some(layers)
 
 
 @contextlib.contextmanager
@@ -176,11 +166,6 @@ def noting_what_is_written(modules: Iterable[nn.Module], written: Written) -> It
 def _marks(module: nn.Module) -> _Marks:
     sized = (list, dict, set, tuple)
     return {name: (id(value), len(value) if isinstance(value, sized) else 0) for name, value in vars(module).items()}
-
-
-def common_modules(layers: Sequence[nn.Module]) -> set[int]:
-    """The ``id`` of each module that is in all layers."""
-    return set.intersection(*({id(module) for module in layer.modules()} for layer in layers))
 
 
 def _share_among_some(layers: Sequence[nn.Module]) -> bool:
@@ -210,23 +195,15 @@ def _alike(column: Sequence[Any], look: _Look) -> bool:
     if id(first) in look.seen:
         return True  # compared before, or further up the call stack
     look.seen[id(first)] = first
-    if isinstance(first, list | tuple):
-        return _all_alike(column, look)
-    if isinstance(first, dict):
-        return _all_alike([_entries(one) for one in column], look)
-    if isinstance(first, types.FunctionType):
-        return _all_alike([_of_function(one) for one in column], look)
-    if isinstance(first, types.MethodType):
-        return _all_alike([(one.__func__, one.__self__) for one in column], look)
-    if isinstance(first, functools.partial):
-        return _all_alike([(one.func, one.args, one.keywords) for one in column], look)
     if isinstance(first, nn.Module):
         passing = set[str]().union(*(look.written.get(one, ()) for one in column))
         kept = [{name: value for name, value in vars(one).items() if name not in passing} for one in column]
         return _all_alike(list(map(_entries, kept)), look)
-    if not all(_equal(one, first) for one in column):
-        return hasattr(first, "__dict__") and _all_alike([_entries(vars(one)) for one in column], look)
-    return True
+    if (parts := [_made_of(one) for one in column])[0] is not None:
+        return _all_alike(parts, look)
+    return all(_equal(one, first) for one in column) or (
+        hasattr(first, "__dict__") and _all_alike([_entries(vars(one)) for one in column], look)
+    )
 
 
 def _all_alike(rows: Sequence[Sequence[Any]], look: _Look) -> bool:
@@ -247,8 +224,17 @@ def _entries(entries: dict[Any, Any]) -> list[Any]:
     return [value if isinstance(key, int) else (key, value) for key, value in entries.items()]
 
 
-def _of_function(function: types.FunctionType) -> tuple[Any, ...]:
-    return function.__code__, function.__defaults__, function.__kwdefaults__, tuple(_enclosed(function))
+def _made_of(value: Any) -> Any:
+    """Return the parts of a container or function, one by one; None for any other value."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, dict):
+        return _entries(value)
+    if isinstance(value, types.FunctionType):
+        return value.__code__, value.__defaults__, value.__kwdefaults__, tuple(_enclosed(value))
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    return (value.func, value.args, value.keywords) if isinstance(value, functools.partial) else None
 
 
 def _enclosed(function: types.FunctionType) -> Iterator[Any]:

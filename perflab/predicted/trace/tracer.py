@@ -8,7 +8,6 @@ node by the sequence number that autograd gives both. A block is freed when its 
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +34,7 @@ from perflab.internals.of_torch.tracing import (
     storage_key,
 )
 from perflab.measure.counts.collectives import Seen
+from perflab.measure.machine.devices import collector_off
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.trace.modules import Holding, ModuleBook
 from perflab.predicted.trace.operators import (
@@ -53,7 +53,6 @@ from perflab.predicted.trace.operators import (
     tensors_in,
 )
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Lists, Op, Part, Place, Saved, Trace, Use
-from perflab.predicted.trace.watch import Watch
 from perflab.results.peak import GATHERED
 from perflab.results.profile import BACKWARD
 
@@ -75,7 +74,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held: the tensors alive before the run.
         spans: the phase of each span, in order; empty if there are no phases.
         hidden: the memory and launches inside of operators.
-        watch: is notified of each operator.
         seen: is notified of functional collectives, which call no backend on fake tensors.
     """
 
@@ -85,11 +83,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held: Iterable[Holding],
         spans: tuple[str, ...],
         hidden: Hidden,
-        watch: Watch | None = None,
         seen: Seen | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._book, self._hidden, self._watch, self._seen = book, hidden, watch, seen
+        self._book, self._hidden, self._seen = book, hidden, seen
         self._spans, self._span = spans, 0
         self._events: list[Event] = []
         self._held: list[Alloc] = []
@@ -124,19 +121,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Raises:
             Exception: whatever ``run`` raises.
-            CalledOff: the watch stopped the tracing.
+            CalledOff: a watch stopped the tracing.
         """
-        was_on = gc.isenabled()
-        gc.disable()  # until the trace is made: cycles that are freed before would count as blocks of the result
-        try:
+        with collector_off():  # until the trace is made: cycles freed before would count as blocks of the result
             with self.watching():
-                result = run(self.next_span)
-                self.ended()
+                result = run(self._end_span)
+                self._ended_at = len(self._events)  # blocks freed from now on die with the call's result
+                self._layer = None
                 del result
             return self.trace()
-        finally:
-            if was_on:
-                gc.enable()
 
     # --- blocks held before the run ----------------------------------------------------------------------------
 
@@ -173,10 +166,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_elsewhere(self, tensor: Tensor) -> bool:
         wanted = self._hidden.device_type
         return on_host(tensor) or (wanted is not None and tensor.device.type != wanted)
-
-    def _is_here(self, result: Any) -> bool:
-        """Whether a result, such as a copy, is in the traced device's memory. The host's fake tensors never are."""
-        return self._hidden.device_type is not None and not all(map(self._is_elsewhere, tensors_in(result)))
 
     def _block_of(self, tensor: Tensor) -> int | None:
         part = next(parts_of(tensor), None) if tensor.layout is torch.strided else None
@@ -229,39 +218,26 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def watching(self) -> Iterator[None]:
         """Record the operators, modules, gradients and saved tensors of the block."""
 
-        def resize(storage: torch.UntypedStorage, size_bytes: int) -> Any:
-            return self._resize(storage, size_bytes)
-
         hooks: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
             for parameter in self._parameters
             if parameter.requires_grad
         ]
-        was_on = gc.isenabled()
-        gc.disable()  # the garbage collector frees cycles at arbitrary moments
         try:
             saving = torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor)
             modules = hooked(self._enter_module, self._leave_module)
             replaced = [
-                (torch.UntypedStorage, "resize_", resize),
+                (torch.UntypedStorage, "resize_", lambda storage, size_bytes: self._resize(storage, size_bytes)),
                 (torch.autograd.graph, "disable_saved_tensors_hooks", _paused(saving)),
             ]
-            with modules, attributes_replaced(replaced), saving, self:
+            with collector_off(), modules, attributes_replaced(replaced), saving, self:
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
-            if was_on:
-                gc.enable()
 
-    def next_span(self) -> None:
-        """Take note that a span has ended."""
+    def _end_span(self) -> None:
         self._span += 1
-        self._layer = None
-
-    def ended(self) -> None:
-        """Take note that the call has ended; blocks freed from now on die with its result."""
-        self._ended_at = len(self._events)
         self._layer = None
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
@@ -320,8 +296,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _is_composite(func) and torch.is_inference_mode_enabled():
             with self:
                 return func.decompose(*args, **kwargs)
-        if self._watch is not None:
-            self._watch.operator()
         kind = kind_of(func)
         if self._seen is not None and kind.name == _WAIT:
             return args[0]  # the tensor itself, of which its shape rule makes another one
@@ -333,7 +307,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._modules or not is_in_backward():
             self._places.setdefault(last_sequence_number(), (place, layer))
         first = next(tensors_in(args), None)
-        if kind.is_view or (first is not None and self._is_elsewhere(first) and not self._is_here(result)):
+        is_of_host = first is not None and self._is_elsewhere(first)
+        if (
+            is_of_host and self._hidden.device_type is not None
+        ):  # a copy may be in the device's memory; fake ones are not
+            is_of_host = all(map(self._is_elsewhere, tensors_in(result)))
+        if kind.is_view or is_of_host:
             return result
         elsewhere = self._hidden.on_host(kind.name)
         there = [one for at, one in enumerate(result) if at not in elsewhere] if elsewhere else result
@@ -449,7 +428,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             uses=uses,
             layers=self._book.layers,
             result_blocks=dropped,
-            parameters=sum(map(_elements_here, self._parameters)),
+            parameters=sum(map(elements_here, self._parameters)),
         )
 
 
@@ -492,7 +471,7 @@ def _line() -> str:
     return line_of(sys._getframe(2))
 
 
-def _elements_here(parameter: Tensor) -> int:
+def elements_here(parameter: Tensor) -> int:
     """Return the number of a parameter's elements in this rank: of a shard its own, of freed memory (FSDP2) none."""
     local = next(parts_of(parameter), parameter) if are_of_many_ranks([type(parameter)]) else parameter
     return 0 if local.layout is torch.strided and not local.untyped_storage().nbytes() else int(local.numel())

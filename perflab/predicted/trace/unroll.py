@@ -46,7 +46,7 @@ def unroll(few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
         layers: the wanted number of layers of each stack that is unrolled.
 
     Returns:
-        A trace whose blocks are numbered in order of allocation.
+        A trace whose blocks are numbered in order of allocation. The caller counts its parameters, all of which exist.
 
     Raises:
         NotPeriodic: the layers do not repeat, or the pattern cannot be derived; all layers have to be traced.
@@ -79,7 +79,8 @@ def _laid_out(
     patterns: Sequence[Pattern], held_sweeps: int, few: Trace, more: Trace, layers: Mapping[str, int]
 ) -> Trace:
     """Return the trace that the patterns give for these numbers of layers."""
-    layout = _Layout(patterns, _layers_more(few, more, layers), layers, more.layers)
+    gained = {layers[stack] - number for stack, number in more.layers.items() if few.layers[stack] < number}
+    layout = _Layout(patterns, gained.pop() if len(gained) == 1 else None, layers, more.layers)
     for index in range(held_sweeps):
         layout.lay_out(index)
     held, layout.events = tuple(event for event in layout.events if isinstance(event, Alloc)), []
@@ -91,7 +92,6 @@ def _laid_out(
         uses=layout.uses,
         layers=dict(layers),
         result_blocks=frozenset(layout.lasting),
-        parameters=_parameters(few, more, layers),
     )
 
 
@@ -105,6 +105,7 @@ class _Layout:
         self.traced = traced
         """The number of layers of each stack in the larger trace, from which the patterns were learned."""
         self.extra = extra
+        """The layers that each unrolled stack gains over the larger trace; None if not all gain as many."""
         self.layers = layers
         self.events: list[Event] = []
         self.uses: dict[int, Use] = {}
@@ -198,51 +199,9 @@ class _Layout:
         raise NotPeriodic("which block is freed cannot be told")
 
 
-def _layers_more(few: Trace, more: Trace, layers: Mapping[str, int]) -> int | None:
-    """Return how many layers each unrolled stack gains over ``more``; None if the stacks gain different numbers."""
-    wanted = {layers[stack] - number for stack, number in more.layers.items() if few.layers[stack] < number}
-    return wanted.pop() if len(wanted) == 1 else None
-
-
-def _parameters(few: Trace, more: Trace, layers: Mapping[str, int]) -> int:
-    """Return the number of elements in all parameters, which is affine in the number of layers.
-
-    Stacks that gain different numbers of layers share the growth by the bytes of each layer's held parameters, which is
-    exact if all parameters have the same number of bytes per element.
-    """
-    growth = more.parameters - few.parameters
-    extra = _layers_more(few, more, layers)
-    if not growth or extra is not None:
-        return more.parameters + (extra or 0) * growth
-    before, now = _parameter_bytes(few), _parameter_bytes(more)
-    size_before, size_now = sum(before.values()), sum(now.values())
-    if few.parameters * size_now != more.parameters * size_before:
-        raise NotPeriodic("parameters of stacks that grow unlike have numbers of different sizes, or are not all held")
-    wanted = more.parameters
-    for stack, number in layers.items():
-        grown, rest = divmod((now.get(stack, 0) - before.get(stack, 0)) * more.parameters, size_now)
-        if rest:
-            raise NotPeriodic("how many parameters a layer has cannot be told from its bytes")
-        wanted += grown * (number - more.layers[stack])
-    return wanted
-
-
-def _parameter_bytes(trace: Trace) -> dict[str | None, int]:
-    """Return the bytes of held parameters by stack; the key None is for parameters of no layer."""
-    found: dict[str | None, int] = {}
-    for made in trace.held:
-        use = trace.uses.get(made.block)
-        if use is not None and use.category == "parameters":
-            stack = made.layer.stack if made.layer else None
-            found[stack] = found.get(stack, 0) + made.size_bytes
-    return found
-
-
 def same(a: Trace, b: Trace) -> bool:
     """Whether two traces are equal event by event and block by block, except for the blocks' numbers."""
-    if (dict(a.layers), a.parameters) != (dict(b.layers), b.parameters):
-        return False
-    return all(one == other for one, other in zip_longest(_told(a), _told(b)))
+    return dict(a.layers) == dict(b.layers) and all(one == other for one, other in zip_longest(_told(a), _told(b)))
 
 
 def _told(trace: Trace) -> Iterator[object]:

@@ -60,10 +60,14 @@ class Watch:
         """
         part = self._part
         spent_ns = clock.read_processor_ns() - part.began_ns
+        so_far = f"; {part.operators:,} operators so far"
         if clock.read_ns() >= self._run_ends_ns:
-            raise CalledOff(f"took longer than the run had left (--perf-total-budget){self._so_far()}")
+            raise CalledOff(f"took longer than the run had left (--perf-total-budget){so_far}")
         if spent_ns >= part.budget_ns:
-            raise CalledOff(self._over())
+            given, more = (f"budget={many * self._budget_s:g}" for many in (1, MORE))
+            if self._by_marker:
+                raise CalledOff(f"took longer than @pytest.mark.perf({given}){so_far} (more: {more})")
+            raise CalledOff(f"took longer than --perf-{given} s{so_far} (more: --perf-{more})")
         part.operators += 1
         if part.operators % SHOW_EVERY == 0:
             self._show(
@@ -83,12 +87,3 @@ class Watch:
 
     def _begun(self, what: str) -> _Part:
         return _Part(what, clock.read_processor_ns(), self._budget_s * 1e9)
-
-    def _so_far(self) -> str:
-        return f"; {self._part.operators:,} operators so far"
-
-    def _over(self) -> str:
-        given, more = (f"budget={many * self._budget_s:g}" for many in (1, MORE))
-        if self._by_marker:
-            return f"took longer than @pytest.mark.perf({given}){self._so_far()} (more: {more})"
-        return f"took longer than --perf-{given} s{self._so_far()} (more: --perf-{more})"

@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, zip_longest
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,15 +25,10 @@ from perflab.measure.counts.collectives import Collective, Seen, seeing_collecti
 from perflab.results.predicted import Mismatch, PredictedCase
 from perflab.units import format_bytes
 
-if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined] # public, and not in __all__
-
-
 OVER_NOCUDA = "cpu:fake,cuda:nccl"
 """The backends of a dry run's group: nobody is there to talk to on a CPU either."""
 FAKE = "fake"
 """The backend of a prediction's group."""
-_ID_BYTES = 128
 _VARIABLES = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
 _UNEVEN = ("gather", "scatter", "all_to_all")
 """Kinds whose bytes differ by rank: a root has the whole, or the parts are unequal."""
@@ -93,13 +87,13 @@ def playing(alone: LoneRank, backend: str) -> Iterator[None]:
     """
     from torch import distributed
 
-    from perflab.predicted.world.on_fakes import AnsweredAlone, ranks_on_fakes  # loads torch
+    from perflab.predicted.world.on_fakes import AnsweredAlone, ranks_on_fakes, store_of_one  # loads torch
 
     global _here
     register_fake_backend()
     before = {name: os.environ.get(name) for name in (*_VARIABLES, "RANK", "WORLD_SIZE")}
     os.environ.update(_VARIABLES, RANK=str(alone.rank), WORLD_SIZE=str(alone.world_size))
-    store = _store()  # Python's side of it has to live as long as the group
+    store = store_of_one()  # Python's side of it has to live as long as the group
     on_fakes = backend == FAKE
     alone.uses_ddp = alone.over_nocuda = not on_fakes
     with (
@@ -118,49 +112,6 @@ def playing(alone: LoneRank, backend: str) -> Iterator[None]:
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
-
-
-def _store() -> Store:
-    """Return a store that answers alone: whoever waits for another rank's key does not wait, and reads zeros."""
-    from torch.distributed import Store  # type: ignore[attr-defined] # public, and not in __all__
-
-    class Alone(Store):
-        """A store without other processes."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self._known: dict[str, bytes] = {}
-
-        def set(self, key: str, value: str | bytes) -> None:
-            self._known[key] = value.encode() if isinstance(value, str) else bytes(value)
-
-        def get(self, key: str) -> bytes:
-            return self._known.get(key, bytes(_ID_BYTES))
-
-        def add(self, key: str, amount: int) -> int:
-            total = int(self._known.get(key, b"0")) + amount
-            self._known[key] = str(total).encode()
-            return total
-
-        def check(self, keys: list[str]) -> bool:
-            return all(key in self._known for key in keys)
-
-        def wait(self, *_: object) -> None:
-            """Wait for no one."""
-
-        def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-            return self._known.setdefault(key, desired.encode())
-
-        def delete_key(self, key: str) -> bool:
-            return self._known.pop(key, None) is not None
-
-        def num_keys(self) -> int:
-            return len(self._known)
-
-        def set_timeout(self, _: object) -> None:
-            """Take note of nothing: no call waits."""
-
-    return Alone()
 
 
 def find_mismatches(ranks: Mapping[int, Sequence[Collective]]) -> list[Mismatch]:

@@ -1,4 +1,7 @@
-"""Lets DDP, FSDP2 and ``DeviceMesh`` run on fake tensors, where they read numbers: ranks, and the order of buckets."""
+"""Lets DDP, FSDP2 and ``DeviceMesh`` run on fake tensors, where they read numbers: ranks, and the order of buckets.
+
+A group of one process has a store of its own, in a dry run too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
-from torch.distributed import Work
+from torch.distributed import Store, Work  # type: ignore[attr-defined] # Store is public, and not in __all__
 
 from perflab.internals.of_torch import OpOverload, TorchDispatchMode
 from perflab.internals.of_torch.dispatch import (
@@ -18,18 +21,20 @@ from perflab.internals.of_torch.dispatch import (
     without_torch_function,
 )
 from perflab.internals.of_torch.patched import (
+    BACKWARD,
+    BEFORE_FORWARD_OF_DDP,
+    MAKING_OF_A_MESH,
+    MAKING_OF_DDP,
+    METADATA_OF_DTENSORS,
+    PARAMETERS_COMPARED_BY_DDP,
     attributes_replaced,
-    backward_of_the_engine,
-    before_forward_of_ddp,
-    making_of_a_mesh,
-    making_of_ddp,
-    metadata_of_dtensors,
-    parameters_compared_by_ddp,
 )
 from perflab.internals.of_torch.tracing import is_fake, storage_key
 from perflab.predicted.cuda.devices import put_on_host
 from perflab.predicted.trace.operators import tensors_in
 from perflab.predicted.world.lone_rank import LoneRank
+
+_ID_BYTES = 128
 
 
 @contextmanager
@@ -38,15 +43,8 @@ def ranks_on_fakes(alone: LoneRank) -> Iterator[None]:
 
     Nothing is compared between ranks, since the others do not exist. The rank notes that DDP is used.
     """
-    mesh, ddp, forward, backward = (
-        making_of_a_mesh(),
-        making_of_ddp(),
-        before_forward_of_ddp(),
-        backward_of_the_engine(),
-    )
-    make_mesh, make_ddp, begin_forward, run_backward = (getattr(*one) for one in (mesh, ddp, forward, backward))
-    metadata = metadata_of_dtensors()
-    propagate = getattr(*metadata)
+    mesh = MAKING_OF_A_MESH.target()
+    make_mesh = getattr(*mesh)
     real_indices = cast("Any", _RealIndices)
 
     def make_mesh_here(self: Any, device_type: str, *arguments: Any, _rank_map: Any = None, **keywords: Any) -> None:
@@ -57,30 +55,18 @@ def ranks_on_fakes(alone: LoneRank) -> Iterator[None]:
                 put_on_host(_rank_map)
             make_mesh(self, device_type, *arguments, _rank_map=_rank_map, **keywords)
 
-    def make_ddp_here(*arguments: Any, **keywords: Any) -> None:
+    def making_ddp() -> Any:
         alone.uses_ddp = True
-        with real_indices():
-            make_ddp(*arguments, **keywords)
+        return real_indices()
 
-    def begin_forward_here(*arguments: Any, **keywords: Any) -> Any:
-        with real_indices():
-            return begin_forward(*arguments, **keywords)
-
-    def run_backward_here(*arguments: Any, **keywords: Any) -> Any:
-        with real_indices() if alone.uses_ddp else nullcontext():
-            return run_backward(*arguments, **keywords)
-
-    def propagate_here(*arguments: Any, **keywords: Any) -> Any:
-        with dispatch_modes_off():  # whole tensors, which no rank has; PyTorch 2.11 asks in every step of an optimizer
-            return propagate(*arguments, **keywords)
-
-    replaced: list[tuple[Any, str, Any]] = [
+    replaced = [
         (*mesh, make_mesh_here),
-        (*metadata, propagate_here),
-        (*ddp, make_ddp_here),
-        (*forward, begin_forward_here),
-        (*backward, run_backward_here),
-        (*parameters_compared_by_ddp(), lambda *_: None),
+        # Whole tensors, which no rank has; PyTorch 2.11 asks in every step of an optimizer.
+        METADATA_OF_DTENSORS.run_in(dispatch_modes_off),
+        MAKING_OF_DDP.run_in(making_ddp),
+        BEFORE_FORWARD_OF_DDP.run_in(real_indices),
+        BACKWARD.run_in(lambda: real_indices() if alone.uses_ddp else nullcontext()),
+        (*PARAMETERS_COMPARED_BY_DDP.target(), lambda *_: None),
     ]
     with attributes_replaced(replaced):
         yield
@@ -124,3 +110,43 @@ class AnsweredAlone:
 
 def _keys_in(value: Any) -> list[int]:
     return [storage_key(one.untyped_storage()) for one in tensors_in(value)]
+
+
+def store_of_one() -> Store:
+    """Return a store that answers alone: whoever waits for another rank's key does not wait, and reads zeros."""
+    return _StoreOfOne()
+
+
+class _StoreOfOne(Store):
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._known[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key: str) -> bytes:
+        return self._known.get(key, bytes(_ID_BYTES))
+
+    def add(self, key: str, amount: int) -> int:
+        total = int(self._known.get(key, b"0")) + amount
+        self._known[key] = str(total).encode()
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._known for key in keys)
+
+    def wait(self, *_: object) -> None:
+        """Wait for no one."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._known.setdefault(key, desired.encode())
+
+    def delete_key(self, key: str) -> bool:
+        return self._known.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        return len(self._known)
+
+    def set_timeout(self, _: object) -> None:
+        """Take note of nothing: no call waits."""
