@@ -64,7 +64,7 @@ def in_ranks(
         for place, peer in zip(places(folder, world_size, backend, limit_s, threads), peers, strict=True):
             with contextlib.suppress(EndedError):  # waiting for its answer tells how it ended
                 peer.ask(Call(place=place, folder=str(folder)))
-        wait_for_all(peers).check()
+        wait_for_all(peers, lambda answer: answer, lambda answer: answer.problem is not None).check()
         import torch
 
         # The file is of our own process, and may hold any class of the caller's.
@@ -106,11 +106,6 @@ class Returned(Data, frozen=True, tag=True):
     """The traceback; None if the function returned."""
     at_ns: int = 0
     """The moment of the error on the machine's monotonic clock, to tell which rank was first."""
-
-    @property
-    def how(self) -> str:
-        """The way in which the rank failed."""
-        return "raised"
 
 
 CALLS = msgspec.json.Decoder(Call)

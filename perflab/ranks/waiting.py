@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from perflab.base.errors import PerflabError
-from perflab.processes.peer import Ending
+from perflab.processes.peer import Ending, Peer
 
 _OTHERS_S = 1.0
 """The time in seconds in which further ranks may fail, to tell the first of them from those that it took along."""
@@ -52,30 +52,9 @@ class Answers(Protocol):
     def at_ns(self) -> int:
         """The moment of the failure on the machine's monotonic clock, to tell which rank was first."""
 
-    @property
-    def how(self) -> str:
-        """The way in which the rank failed, as the predicate of a sentence: ``raised``."""
 
-
+Said = TypeVar("Said")
 Answer = TypeVar("Answer", bound=Answers)
-Told = TypeVar("Told", bound=Answers, covariant=True)
-
-
-class Rank(Protocol[Told]):
-    """The part of a rank's process that is waited for."""
-
-    def answer(self) -> Told:
-        """Wait for an answer, and return it.
-
-        Raises:
-            EndedError: the process has ended.
-        """
-
-    def stacks(self) -> bytes:
-        """Return the stacks of the process's threads."""
-
-    def kill(self) -> None:
-        """End the process."""
 
 
 @dataclass
@@ -112,8 +91,7 @@ class Waited(Generic[Answer]):
         if rank in self.endings:
             ending = self.endings[rank]
             return "\n".join([ending.told, *ending.last_lines(_LINES)])
-        answer = self.answers[rank]
-        return "\n".join([answer.how, *(answer.problem or "").rstrip().splitlines()[-_LINES:]])
+        return "\n".join(["failed", *(self.answers[rank].problem or "").rstrip().splitlines()[-_LINES:]])
 
     def _briefly(self, rank: int) -> list[str]:
         """Return what happened to a rank in a line, and the innermost calls of a process that hung."""
@@ -130,16 +108,23 @@ def _innermost(stacks: bytes) -> list[str]:
 
 
 def wait_for_all(
-    peers: Sequence[Rank[Answer]], ends_all: Callable[[Answer], bool] = lambda answer: bool(answer.problem)
+    peers: Sequence[Peer[Any, Said]], read: Callable[[Said], Answer], ends_all: Callable[[Answer], bool]
 ) -> Waited[Answer]:
     """Wait for an answer of each rank. When one ends, or gives an answer that ``ends_all``, the others are ended.
 
-    The peers raise ``EndedError`` at their end.
+    Args:
+        peers: the ranks' processes, which raise ``EndedError`` at their end.
+        read: turns what a rank says into its answer, at once.
+        ends_all: whether the other ranks would wait in vain for a rank with this answer.
     """
     found = Waited[Answer](len(peers))
     is_over = False
+
+    def answer_of(peer: Peer[Any, Said]) -> Answer:
+        return read(peer.answer())
+
     with ThreadPoolExecutor(len(peers)) as threads:
-        running: dict[Future[Answer], int] = {threads.submit(peer.answer): rank for rank, peer in enumerate(peers)}
+        running: dict[Future[Answer], int] = {threads.submit(answer_of, peer): rank for rank, peer in enumerate(peers)}
         try:
             while running:
                 done, _ = wait(running, _OTHERS_S if is_over else None, FIRST_COMPLETED)

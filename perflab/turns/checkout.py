@@ -149,7 +149,11 @@ def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterato
     with held(shelf / f"{commit[:12]}.lock", "another session that uses the same worktree", waiting):
         try:
             _check_out(top, place, commit)
-            _make_room(top, shelf, keep=place)
+            # The least recently used worktrees make room, but none that is in use.
+            others = [other for other in shelf.iterdir() if other.is_dir() and other != place]
+            for other in sorted(others, key=lambda other: -other.stat().st_mtime)[_KEPT - 1 :]:
+                with contextlib.suppress(Timeout), FileLock(other.with_suffix(".lock"), timeout=0):
+                    _remove(top, other)
             yield place
         except (KeyboardInterrupt, SystemExit):
             _remove(top, place)
@@ -205,14 +209,6 @@ def _is_worktree(place: Path) -> bool:
     except (RivalError, ValueError):  # the folder is missing or damaged, or its repository is gone
         return False
     return Path(top) == place and Path(own) != Path(common)
-
-
-def _make_room(top: Path, shelf: Path, keep: Path) -> None:
-    """Remove the least recently used worktrees beyond _KEPT, but none that is in use."""
-    places = sorted((path for path in shelf.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
-    for place in [place for place in places if place != keep][_KEPT - 1 :]:
-        with contextlib.suppress(Timeout), FileLock(place.with_suffix(".lock"), timeout=0):
-            _remove(top, place)
 
 
 def _remove(top: Path, place: Path) -> None:

@@ -153,7 +153,17 @@ def seeing_collectives(answers: Answers | None = None) -> Iterator[Seen]:
     def see(name: str, arguments: tuple[Any, ...]) -> None:
         plain = name.removesuffix("_")
         if plain not in _NO_COLLECTIVES:
-            seen.collectives.append(_collective(plain, arguments, line_of(sys._getframe(1))))
+            kind = KINDS.get(plain, plain)
+            has_tensors = kind != "barrier"  # whose tensor is a stand-in
+            sides = [list(_tensors(side)) for side in arguments[:2]] if has_tensors else []
+            dtype = next((str(one.dtype).removeprefix("torch.") for side in sides for one in side), "")
+            size_bytes = max((sum(one.nbytes for one in side) for side in sides), default=0)
+            ranks = group_ranks(arguments)
+            peer = ranks[arguments[2]] if plain in _WITH_PEER and ranks and isinstance(arguments[2], int) else None
+            group, line = group_in_words(ranks), line_of(sys._getframe(1))
+            seen.collectives.append(
+                Collective(kind, dtype, size_bytes, group, is_in_backward(), tuple(ranks), peer, line)
+            )
 
     def see_functional(name: str, _arguments: tuple[Any, ...]) -> None:
         seen.waits += name == "wait_tensor"
@@ -190,16 +200,6 @@ def counts_of(seen: Sequence[Collective]) -> dict[str, int]:
             counts["collective_order"] += 1
             counts[f"collective_order:{before.kind}>{one.kind}"] += 1
     return dict(counts)
-
-
-def _collective(name: str, arguments: tuple[Any, ...], line: str) -> Collective:
-    kind = KINDS.get(name, name)
-    sides = [list(_tensors(side)) for side in arguments[:2]] if kind != "barrier" else []  # its tensor is a stand-in
-    dtype = next((str(one.dtype).removeprefix("torch.") for side in sides for one in side), "")
-    size_bytes = max((sum(one.nbytes for one in side) for side in sides), default=0)
-    ranks = group_ranks(arguments)
-    peer = ranks[arguments[2]] if name in _WITH_PEER and ranks and isinstance(arguments[2], int) else None
-    return Collective(kind, dtype, size_bytes, group_in_words(ranks), is_in_backward(), tuple(ranks), peer, line)
 
 
 def group_in_words(ranks: Sequence[int]) -> str:

@@ -153,7 +153,13 @@ def _by_machine(results: Sequence[Result]) -> list[list[Result]]:
 
 def _table(results: list[Result]) -> StudyTable:
     environment = next((one.record.environment for one in results if one.record is not None), None)
-    columns = _told_apart([column for column in _columns(results) if any(map(column.has, results))])
+    # A fact whose title equals another column's keeps its unit in the title.
+    columns = [column for column in _columns(results) if any(map(column.has, results))]
+    often = Counter(column.title for column in columns)
+    columns = [
+        replace(column, title=column.name) if often[column.title] > 1 and column.name not in STANDARD else column
+        for column in columns
+    ]
     bases = _bases(results)
     head, labels = _labels(results)
     rows = []
@@ -184,15 +190,6 @@ def _columns(results: Sequence[Result]) -> list[Column]:
     sources = list(dict.fromkeys(quote.source for record in records for quote in record.quotes))
     phases = phases_of(results)
     return [column for name in wanted for column in (quoted(sources) if name == "quoted" else [named(name, phases)])]
-
-
-def _told_apart(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns; a fact whose title equals another column's keeps its unit in the title."""
-    often = Counter(column.title for column in columns)
-    return [
-        replace(column, title=column.name) if often[column.title] > 1 and column.name not in STANDARD else column
-        for column in columns
-    ]
 
 
 # --- against a base ----------------------------------------------------------------------------------------------

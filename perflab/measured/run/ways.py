@@ -173,16 +173,18 @@ class Measuring:
 
     def _measure(self, workload: Workload) -> Measured | None:
         """Return the measurement; None if a fresh process ran out of memory."""
+        settings = self.state.settings
         return measure(
             workload,
             self.device,
-            self.state.settings.plan_within(self._share_s()),
+            settings.plan_within(self._share_s()),
             BetweenSamples(self.progress, self._learned.ran_on),
             label=self.state.case,
             counter=self._counter(),
-            mode=self.state.settings.mode,
+            mode=settings.mode,
             profile=self._profile(),
-            leak_calls=self._leak_calls(),
+            # A leak is looked for in the process that measures the case first.
+            leak_calls=settings.leak_calls if self.is_first or settings.fresh_process else 0,
         )
 
     def _counted_apart(self, measurement: Measurement) -> Measurement:
@@ -204,11 +206,6 @@ class Measuring:
     def _profile(self) -> ProfilePlan | None:
         """Return the plan of profiling a call; None to take no profile."""
         return None
-
-    def _leak_calls(self) -> int:
-        """Return the number of calls to check for a leak, in the process that measures the case first."""
-        settings = self.state.settings
-        return settings.leak_calls if self.is_first or settings.fresh_process else 0
 
     def _share_s(self) -> float | None:
         """Return the case's share of the run's time in seconds; None if only the case's own budget applies."""
