@@ -129,20 +129,13 @@ def _bars(table: StudyTable) -> list[str]:
     """Return the first column that can be drawn, as bars of letters; empty if there is none."""
     for at, column in enumerate(table.columns):
         if column.unit in CHARTED and column.source is None:
-            cells = [(row.marked, row.cells[at]) for row in table.rows if row.cells]
-            drawn = [
-                (name, value, f"{cell.text} {cell.change}".strip())
-                for name, cell in cells
-                if (value := _drawable(cell.value)) is not None
-            ]
+            drawn = []
+            for name, cell in ((row.marked, row.cells[at]) for row in table.rows if row.cells):
+                value = cell.value
+                if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+                    drawn.append((name, float(value), f"{cell.text} {cell.change}".strip()))
             return bars_block(f"{column.title}, {table.head}", drawn)
     return []
-
-
-def _drawable(value: Value) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if 0 <= value < math.inf else None
 
 
 # --- data --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from perflab.base.errors import PerflabError
 from perflab.base.identity import identity
 from perflab.internals.lookup import switched_off
 from perflab.measure.calls.workload import Workload
-from perflab.measure.memory.memory_snapshot import record_call
+from perflab.measure.memory.histories import record_call
 from perflab.measured.run.state import Learned
 from perflab.predicted.settings import Predicting
 from perflab.running.case.perf import CaseState

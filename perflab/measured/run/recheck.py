@@ -19,9 +19,8 @@ from _pytest.runner import runtestprotocol
 from perflab.base.data import changed
 from perflab.judging.counts import exactly_worse
 from perflab.measured.run.before import Take, is_of_a_subtest
-from perflab.measured.run.evidence import Evidence
 from perflab.measured.run.replicates import Remeasuring
-from perflab.measured.run.settle import Settling, may_settle
+from perflab.measured.run.settle import Evidence, Settling, may_settle
 from perflab.measured.run.verdict import Judged, failure_of
 from perflab.results.records import Judgement, Verdict
 from perflab.running.case.progress import ProgressLine

@@ -104,9 +104,7 @@ class Measuring:
             self._learned.measurement = None
             raise self._not_measured(error) from error
 
-    def compare(
-        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
-    ) -> Comparison | None:
+    def compare(self, base: Workload, candidate: Workload, budget_s: float, threshold: float) -> Comparison | None:
         """Compare two callables interleaved in this process, in step with other ranks, after one call of each.
 
         None where another process asked for the case's measurement alone.
@@ -118,13 +116,8 @@ class Measuring:
             return None
         self._skip_without_graph()
         state, settings, share_s = self.state, self.state.settings, self._share_s()
-        wanted_s = settings.budget_s if budget_s is None else budget_s
-        limits = Limits(
-            budget_ns=1e9 * (wanted_s if share_s is None else min(wanted_s, share_s)),
-            threshold=settings.threshold if threshold is None else threshold,
-            floor_ns=settings.floor_ns,
-            mode=settings.mode,
-        )
+        budget_ns = 1e9 * (budget_s if share_s is None else min(budget_s, share_s))
+        limits = Limits(budget_ns, threshold, settings.floor_ns, settings.mode)
         with only_compiled_kernels(state.case):
             for workload in (base, candidate):
                 with calling(workload), current_device(self.device):
@@ -162,7 +155,7 @@ class Measuring:
         if measured is None:
             self._look_at_failure(workload)
             self._skip_out_of_memory()
-        if not workload.phases and _does_nothing(measured.measurement, workload, self.device):
+        if not workload.phases and self._does_nothing(measured.measurement, workload):
             raise no_work(state)
         if min(measured.measurement.samples_ns) <= 0:
             raise no_time(state)
@@ -170,6 +163,15 @@ class Measuring:
         self._learned.measurement = changed(self._counted_apart(measured.measurement), ran_on=ran_on)
         state.done = True
         return measured.result
+
+    def _does_nothing(self, measurement: Measurement, workload: Workload) -> bool:
+        """Whether a call does no more than an empty one, beside which it is timed, since cores change their speed."""
+        fastest = min(per_call_ns(measurement.samples_ns, measurement.repetitions))
+        if measurement.memory is not None and measurement.memory.growth_bytes:
+            return False
+        if measurement.empty_call_ns is not None:
+            return fastest <= NO_WORK * measurement.empty_call_ns
+        return is_as_fast_as_none(workload, fastest, measurement.repetitions, self.device)
 
     def _measure(self, workload: Workload) -> Measured | None:
         """Return the measurement; None if a fresh process ran out of memory."""
@@ -342,9 +344,7 @@ class Local(Measuring):
 
         return account
 
-    def compare(
-        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
-    ) -> Comparison | None:
+    def compare(self, base: Workload, candidate: Workload, budget_s: float, threshold: float) -> Comparison | None:
         """Compare two callables interleaved, or skip the case if the run's time is over."""
         self._skip_if_late()
         return super().compare(base, candidate, budget_s, threshold)
@@ -486,16 +486,3 @@ def _skip_in_step(needs: Needs) -> None:
     for unmet in together().gathered(needs.unmet()):
         if unmet is not None:
             pytest.skip(unmet)
-
-
-def _does_nothing(measurement: Measurement, workload: Workload, device: torch.device) -> bool:
-    """Whether a call does no more than an empty one.
-
-    A candidate is timed beside an empty call, since cores change their speed.
-    """
-    fastest = min(per_call_ns(measurement.samples_ns, measurement.repetitions))
-    if measurement.memory is not None and measurement.memory.growth_bytes:
-        return False
-    if measurement.empty_call_ns is not None:
-        return fastest <= NO_WORK * measurement.empty_call_ns
-    return is_as_fast_as_none(workload, fastest, measurement.repetitions, device)
