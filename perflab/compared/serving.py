@@ -32,7 +32,7 @@ from perflab.measurement.turns import Turns
 from perflab.noting import case_id
 from perflab.processes.channel import Alive, hear, say
 from perflab.processes.peer import Peer
-from perflab.ranks.waiting import EndedError, wait_for_all
+from perflab.ranks.run import EndedError, wait_for_all
 from perflab.running.case import fresh_process
 from perflab.running.case.fresh_process import ranks_with
 from perflab.running.case.perf import STATE, CaseState

@@ -20,8 +20,7 @@ from perflab.measured.report.side_by_side import (
     side_by_side_lines,
     side_by_side_markdown,
 )
-from perflab.measured.report.studies import Study, studies, without_quotes
-from perflab.measured.report.study_forms import study_data, study_lines, study_markdown
+from perflab.measured.report.studies import Study, studies, study_data, study_lines, study_markdown, without_quotes
 from perflab.measured.report.table import needs_a_look, rows, table
 from perflab.profiles.text import lines as profile_lines
 from perflab.results.environment import slug

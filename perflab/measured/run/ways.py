@@ -32,8 +32,8 @@ from perflab.measure.counts.counter import CallCounter
 from perflab.measure.machine.devices import as_out_of_memory, available_bytes, current_device, release_memory
 from perflab.measure.stopping import Progress
 from perflab.measured.run.callgrind import count_under_callgrind, run_counted
-from perflab.measured.run.memory_snapshots import record_where_asked
 from perflab.measured.run.state import Learned, no_graph_for, no_time, no_work
+from perflab.measured.run.verdict import record_where_asked
 from perflab.measurement.callables import Comparison, Limits, in_turns
 from perflab.measurement.measurement import NO_WORK, Measured, is_as_fast_as_none, measure
 from perflab.measurement.passes import with_what_was_alive

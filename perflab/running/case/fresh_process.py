@@ -28,7 +28,7 @@ from perflab.processes.channel import Alive
 from perflab.processes.child import Start, variables_of_a_child, workplace
 from perflab.processes.peer import Ending, How, Peer
 from perflab.ranks.group import places, variables_of_a_rank
-from perflab.ranks.waiting import EndedError, RankError, wait_for_all
+from perflab.ranks.run import EndedError, RankError, wait_for_all
 from perflab.running.case.hanging import patience_of, suspended
 from perflab.running.config.kinds import is_perf_case, tier_asked_by
 from perflab.tiers.job import JOB_RESULTS, Job, JobResult, write_job
