@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from perflab.base.errors import RivalError
-from perflab.base.git import commit_named, run_git, top_of, working_tree
+from perflab.base.git import commit_named, run_git, top_of
 from perflab.running.case.locks import held
 
 _MARK = "CACHEDIR.TAG"
@@ -113,16 +113,15 @@ def _directory(folder: Path, against: str, root: Path, top: Path | None, files: 
 
 
 def _unknown(against: str, root: Path) -> RivalError:
-    try:
-        top = working_tree(root)
+    try:  # it may be no repository, or be refused as another user's, or git is not installed: in git's words
+        shallow = run_git(root, "rev-parse", "--is-shallow-repository").strip() == "true"
     except RivalError as error:
         return RivalError(
             f"--perf-against={against}: there is no such directory, and no commit: {error.problem}",
             "name a directory: another checkout, or a folder of installed packages",
         )
-    shallow = run_git(top, "rev-parse", "--is-shallow-repository").strip() == "true"
     branches = run_git(
-        top, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes", "refs/tags"
+        root, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes", "refs/tags"
     ).split()
     close = [name for name in branches if name.endswith("/" + against.rpartition("/")[2])][:3]
     remedy = "fetch it: git fetch --unshallow (in GitHub Actions: fetch-depth: 0)" if shallow else "see `git log --all`"

@@ -68,7 +68,7 @@ class Recheck:
     ) -> None:
         self._remeasuring = Remeasuring(config, progress, budget)
         self._settling = Settling(config, baselines, progress, budget)
-        self.evidence = Evidence(config, self._settling.code_of, progress, budget)
+        self.evidence = Evidence(config, self._settling, progress, budget)
         self._progress = progress
         self._budget = budget
         self._turn = turn

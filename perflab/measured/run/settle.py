@@ -213,16 +213,12 @@ def why_not_settled(one: Compared, commit: str) -> str | None:
     return f"{timed_otherwise(one)} there" if one.modes else None
 
 
-CodeFor = Callable[[str, Saved], CodeOf]
-"""A function that returns the commit at which stored numbers were measured, if its code exists and differs."""
-
-
 class Evidence:
     """Explains failing cases, up to a maximum number in a run."""
 
-    def __init__(self, config: pytest.Config, code_for: CodeFor, progress: ProgressLine, budget: TotalBudget) -> None:
+    def __init__(self, config: pytest.Config, settling: Settling, progress: ProgressLine, budget: TotalBudget) -> None:
         self._config = config
-        self._code_for = code_for
+        self._code_for = settling.code_of
         self._progress = progress
         self._budget = budget
         self._left = evidence.MOST
@@ -261,29 +257,25 @@ class Evidence:
             return "it is worse than its anchor, and only the baseline's own commit is looked into"
         if not self._has_code(one) and self._stored(one) is None:
             stored = ", and no profile is stored with it" if evidence.asks_for_profiles(one.judgement) else ""
-            return f"{self._why_no_code(one)}{stored}"
+            return f"{self._told(one)}{stored}"
         return "" if self._left > 0 else evidence.ENOUGH
 
     def _code(self, one: Judged) -> CodeOf:
         """Return the commit of the numbers that the case is worse than: its times, or else its exact quantities."""
-        if one.settings.fresh_process or one.settings.settle != "on":
-            return CodeOf(None, "")
+        if one.settings.fresh_process:
+            return CodeOf(None, "a case that has a process of its own cannot take turns with its baseline's commit")
+        if one.settings.settle != "on":
+            return CodeOf(None, "--perf-settle=off leaves the baseline's commit out")
         exact, times, drift = one.baseline.exact, one.baseline.times, one.judgement.drift.get("memory")
-        if "latency" in one.judgement.worse:
-            return self._code_for("baseline", times) if times is not None else CodeOf(None, "")
-        if exact is not None and exact.memory_anchor is not None and drift is not None and drift.decides:
+        saved = times if "latency" in one.judgement.worse else exact or times
+        if saved is exact and exact is not None and exact.memory_anchor is not None and drift and drift.decides:
             return self._code_for("anchor", exact.memory_anchor)
-        saved = exact or times
         return self._code_for("baseline", saved) if saved is not None else CodeOf(None, "")
 
     def _has_code(self, one: Judged) -> bool:
         return self._code(one).commit is not None
 
-    def _why_no_code(self, one: Judged) -> str:
-        if one.settings.fresh_process:
-            return "a case that has a process of its own cannot take turns with its baseline's commit"
-        if one.settings.settle != "on":
-            return "--perf-settle=off leaves the baseline's commit out"
+    def _told(self, one: Judged) -> str:
         return self._code(one).told or "git does not know its baseline's commit here"
 
     def _stored(self, one: Judged) -> Profile | None:
@@ -316,7 +308,7 @@ class Evidence:
 
         The profile has time and calls only; for memory, return the reason why it is not explained.
         """
-        why = self._why_no_code(one) if evidence.asks_for_peaks(one.judgement) else ""
+        why = self._told(one) if evidence.asks_for_peaks(one.judgement) else ""
         return evidence.Found(
             self._by_stored(one) if self._stored(one) is not None else None,
             PeakExplanation(base="its baseline", problem=evidence.could_not(why)) if why else None,
