@@ -12,8 +12,7 @@ Importing this module loads no torch.
 from perflab.judging.statistics import median_interval
 from perflab.measure.clocks.clock import read_ns
 from perflab.measure.counts.instructions import count_events
-from perflab.measure.machine.caches import eviction_bytes
-from perflab.measure.machine.devices import as_out_of_memory, available_bytes, synchronize
+from perflab.measure.machine.devices import as_out_of_memory, available_bytes, eviction_bytes, synchronize
 
 __all__ = [
     "as_out_of_memory",

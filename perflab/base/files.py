@@ -34,11 +34,7 @@ def open_regular(path: Path) -> BinaryIO:
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
-        mode = os.fstat(handle).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, f"it is {_kind(mode)}, not a file", str(path))
+        _refuse_irregular(os.fstat(handle).st_mode, path)
     except BaseException:
         os.close(handle)
         raise
@@ -68,7 +64,10 @@ def write_whole(path: Path, content: bytes) -> None:
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    mode = _mode_of(target)
+    mode = None  # the permissions of the file to replace
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(target).st_mode
+        _refuse_irregular(mode, target)
     for leftover in temporaries(target.parent, target.name):
         remove_if_abandoned(leftover)
     temporary, handle = _begin(target)
@@ -78,7 +77,7 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
             if mode is not None:
-                temporary.chmod(mode)
+                temporary.chmod(stat.S_IMODE(mode))
             if os.name == "nt":  # Windows cannot rename an open file
                 file.close()
             temporary.replace(target)
@@ -161,25 +160,17 @@ def _begin(target: Path) -> tuple[Path, int]:
         return temporary, handle
 
 
-def _mode_of(target: Path) -> int | None:
-    """Return the permissions of the file to replace; None if there is none.
+def _refuse_irregular(mode: int, path: Path) -> None:
+    """Refuse what is no file, given its mode.
 
     Raises:
-        OSError: something other than a file is in its place.
+        OSError: it is a directory, a pipe, a socket or a device.
     """
-    try:
-        mode = os.stat(target).st_mode
-    except FileNotFoundError:
-        return None
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, f"it is {_kind(mode)}, not a file", str(target))
-    return stat.S_IMODE(mode)
-
-
-def _kind(mode: int) -> str:
-    return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
 
 
 def temporaries(folder: Path, name: str | None = None) -> Iterator[Path]:

@@ -162,7 +162,9 @@ def current_commit(root: Path, baselines: Path, results: Path | None = None) -> 
         return None
     folder, _, commit = told.rpartition("\n")
     top = Path(folder)
-    others = [*_all_but(baselines, top), *_without(results, top)]
+    others = _all_but(baselines, top)
+    if results is not None and results.resolve().is_relative_to(top.resolve()):
+        others.append(f":(top,exclude,literal){results.resolve().relative_to(top.resolve()).as_posix()}")
     changes = ask_git(top, "status", "--porcelain", *others)
     return commit if changes == "" else f"{commit}{_DIRTY}"  # also if git did not answer: the tree may not be clean
 
@@ -212,12 +214,6 @@ def differs_from(commit: str, root: Path, baselines: Path) -> bool:
     """Whether any file except baselines differs from the commit; files that git does not track are ignored."""
     top = top_of(root)
     return top is None or differs(top, commit, *_all_but(baselines, top)) is not False
-
-
-def _without(file: Path | None, top: Path) -> list[str]:
-    if file is None or not file.resolve().is_relative_to(top.resolve()):
-        return []
-    return [f":(top,exclude,literal){file.resolve().relative_to(top.resolve()).as_posix()}"]
 
 
 def _all_but(baselines: Path, top: Path) -> list[str]:

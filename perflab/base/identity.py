@@ -2,7 +2,7 @@
 
 A case is identified by its node id, ``tests/perf/test_x.py::TestY::test_z[a-b]``, and by the mode in which its calls
 are timed, `` {cold}``, unless that is the default: numbers of two modes are never compared.
-``measure/clocks/cold.py`` and ``measure/clocks/cuda_graph.py`` implement the modes. pytest-xdist appends ``@group`` to
+``measure/clocks/modes.py`` implements the modes. pytest-xdist appends ``@group`` to
 node ids in some processes. Parameters may hold any separator: the test ends at the first ``[`` behind the file.
 """
 

@@ -10,7 +10,7 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from perflab.settings.settings import Settings, TotalBudget
 from perflab.store.stale import moved_from
 from perflab.turns import evidence
 from perflab.turns.checkout import Tree
-from perflab.turns.comparison import BASE, HEAD, WEIGHING_ROUNDS, Compared, Comparison, Limits, compare
+from perflab.turns.comparison import BASE, HEAD, WEIGHING_ROUNDS, Comparison, Limits, compare
 from perflab.turns.conclusions import conclude, without_numbers
 from perflab.turns.process import ANSWER_WITHIN_S
 from perflab.turns.start_sides import Starts, turns_ns, two_sides, witness_of_host
@@ -286,17 +286,15 @@ def old_names(head_root: Path, base_root: Path, head: Sequence[str], base: Seque
     return {case: was for case, was in found.items() if was is not None and times[was] == 1}
 
 
-def _environments(one: Compared) -> Iterable[str]:
-    before, now = one.turns(BASE), one.turns(HEAD)
-    return differing(before[0].ready.environment, now[0].ready.environment).values() if before and now else ()
-
-
 def _said_of(found: Comparison) -> list[str]:
     """Return the notes on a comparison that its table does not contain."""
     said = []
     if found.base_only:
         said.append(f"only in the base: {format_names(found.base_only)}")
-    unlike = {text for one in found.cases.values() for text in _environments(one)}
+    unlike: set[str] = set()
+    for one in found.cases.values():
+        if (before := one.turns(BASE)) and (now := one.turns(HEAD)):
+            unlike |= {*differing(before[0].ready.environment, now[0].ready.environment).values()}
     if unlike:
         said.append(f"head and base differ in more than the code: {', '.join(sorted(unlike))}")
     if found.out_of_time:

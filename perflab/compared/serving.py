@@ -13,7 +13,7 @@ import importlib.machinery
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -31,9 +31,8 @@ from perflab.measurement.measurement import is_as_fast_as_none
 from perflab.measurement.turns import Turns
 from perflab.noting import case_id
 from perflab.processes.channel import Alive, hear, say
-from perflab.processes.child import Start
 from perflab.processes.peer import Peer
-from perflab.ranks.waiting import EndedError, wait_for_all
+from perflab.ranks.run import EndedError, wait_for_all
 from perflab.running.case import fresh_process
 from perflab.running.case.fresh_process import ranks_with
 from perflab.running.case.perf import STATE, CaseState
@@ -115,7 +114,12 @@ class Server:
                 if isinstance(question, messages.Warm):
                     self._say(_warmed(state, workload, device, turns))
                 elif isinstance(question, messages.Turn):
-                    self._say(_turn_taken(turns, workload, question))
+                    samples = turns.take(
+                        question.repetitions, question.samples, rewarm=question.rewarm, core=question.core
+                    )
+                    phases_ns = {name: [one.phases_ns[name] for one in samples] for name in workload.phases}
+                    own_ns, waited_ns = [one.total_ns for one in samples], [one.waited_ns for one in samples]
+                    self._say(messages.Taken(samples_ns=own_ns, phases_ns=phases_ns, waited_ns=waited_ns))
                 elif isinstance(question, messages.Weigh):
                     found = turns.weigh()
                     self._say(
@@ -150,12 +154,10 @@ class Server:
             pytest.skip.Exception: the ranks skipped the case.
         """
         job = changed(self._job, cases=[state.case], others=False)
-
-        def converse(start: Start, silent_s: float, seconds_left: Callable[[], float]) -> Peer[Data, messages.Answer]:
-            return Peer(start, messages.ANSWERS, EndedError, silent_s=silent_s, seconds_left=seconds_left)
-
-        with ranks_with(self._config, job, state.settings.world_size, str(device), converse) as peers:
-            ranks = [_Rank(peer) for peer in peers]
+        started: contextlib.AbstractContextManager[list[Peer[Data, messages.Answer]]] = ranks_with(
+            self._config, job, state.settings.world_size, str(device), messages.ANSWERS
+        )
+        with started as ranks:
             self._answer_of_all(ranks)  # their greetings
             sides = self.sides * ranks_on_a_device(len(ranks), device)
             answer = self._answer_of_all(ranks, messages.SetUp(case=state.case, sides=sides))
@@ -165,14 +167,16 @@ class Server:
                 if isinstance(question, messages.SetUp | messages.Bye):  # the other side died during its turns
                     self._leave()
                 answer = self._answer_of_all(ranks, question)
-            for peer in peers:
-                peer.dismiss(messages.Bye())
+            for rank in ranks:
+                rank.dismiss(messages.Bye())
         state.work, state.facts, state.done = answer.work, answer.facts, True
         state.part(Learned).out_of_memory = answer.out_of_memory
         if answer.outcome == "skipped":
             pytest.skip(answer.text)
 
-    def _answer_of_all(self, ranks: Sequence[_Rank], question: messages.Question | None = None) -> messages.Answer:
+    def _answer_of_all(
+        self, ranks: Sequence[Peer[Data, messages.Answer]], question: messages.Question | None = None
+    ) -> messages.Answer:
         """Ask all ranks a question, and return their common answer: rank 0's, or that of one whose test has not passed.
 
         Raises:
@@ -183,9 +187,9 @@ class Server:
         if question is not None:
             for rank in ranks:
                 with contextlib.suppress(EndedError):  # its answer tells
-                    rank.peer.ask(question)
-        found = wait_for_all(ranks, lambda said: _is_early(said.message))
-        early = [said.message for said in found.answers.values() if _is_early(said.message)]
+                    rank.ask(question)
+        found = wait_for_all(ranks, lambda message: _Said(message, time.monotonic_ns()), lambda said: said.is_early)
+        early = [said.message for said in found.answers.values() if said.is_early]
         if not early or any(said.problem is not None for said in found.answers.values()):
             found.check()
         return early[0] if early else found.answers[0].message
@@ -301,18 +305,9 @@ def _warmed(state: CaseState, workload: Workload, device: torch.device, turns: T
     )
 
 
-def _turn_taken(turns: Turns, workload: Workload, turn: messages.Turn) -> messages.Taken:
-    samples = turns.take(turn.repetitions, turn.samples, rewarm=turn.rewarm, core=turn.core)
-    return messages.Taken(
-        samples_ns=[sample.total_ns for sample in samples],
-        phases_ns={name: [sample.phases_ns[name] for sample in samples] for name in workload.phases},
-        waited_ns=[sample.waited_ns for sample in samples],
-    )
-
-
 @dataclass(frozen=True)
 class _Said:
-    """A rank's answer to a question, and whether the rank's test failed."""
+    """A rank's answer to a question, and how the rank's test ended."""
 
     message: messages.Answer
     at_ns: int
@@ -325,26 +320,9 @@ class _Said:
         return ended.text if ended is not None and ended.outcome == "failed" else None
 
     @property
-    def how(self) -> str:
-        """The way in which the rank failed, as the predicate of a sentence."""
-        return "failed"
-
-
-class _Rank:
-    """A rank that serves a case."""
-
-    def __init__(self, peer: Peer[Data, messages.Answer]) -> None:
-        self.peer = peer
-        self.stacks, self.kill = peer.stacks, peer.kill
-
-    def answer(self) -> _Said:
-        """Wait for the rank's answer to the last question."""
-        return _Said(self.peer.answer(), time.monotonic_ns())
-
-
-def _is_early(answer: messages.Answer) -> bool:
-    """Whether a rank's test did not pass, so that the other ranks would wait for it in vain."""
-    return isinstance(answer, messages.Ended) and answer.outcome != "passed"
+    def is_early(self) -> bool:
+        """Whether the rank's test did not pass, so that the other ranks would wait for it in vain."""
+        return isinstance(self.message, messages.Ended) and self.message.outcome != "passed"
 
 
 _resolved_folder = functools.cache(os.path.realpath)

@@ -18,8 +18,7 @@ from perflab.correctness.poison import PoisonedMemory
 from perflab.correctness.run import same_bits
 from perflab.correctness.verify import expanded_ones, random_upstream, verify
 from perflab.internals.configurations import Configuration, configurations
-from perflab.ranks.run import in_ranks
-from perflab.ranks.waiting import RankError
+from perflab.ranks.run import RankError, in_ranks
 
 __all__ = [
     "Budget",

@@ -280,17 +280,17 @@ def _causes(train: _Training, ranks: Sequence[State], one: State) -> tuple[list[
     where = [f"after one step the ranks differ in {format_names(apart, _NAMED)}"] if Cause.LEFT_OUT in causes else []
     if causes:
         return causes, where
-    if _is_rounded(early[0], one_early):
+    # Whether the gradients of the first step, by the optimizer's moments, are off by what 16 bits round away.
+    got, wanted = _gradients(early[0], one_early)
+    off = ((got - wanted).abs() / wanted.abs())[wanted != 0]
+    if off.numel() and _NARROW[0] < float(off.median()) < _NARROW[1]:
         return [Cause.NARROW], []
     if all(_alike(state, one_early, _ROUNDING) for state in early):
         return [Cause.LATER], []
-    got, wanted = (_weights(state, own_early) for state in (early[0], one_early))
-    if (
-        got is not None
-        and wanted is not None
-        and any(abs(a - b) > _UNLIKE * abs(b) for a, b in zip(got, wanted, strict=True))
-    ):
-        told = [", ".join(f"{weight:.3g}" for weight in some) for some in (got, wanted)]
+    weights, others = (_weights(state, own_early) for state in (early[0], one_early))
+    pairs = zip(weights, others, strict=True) if weights is not None and others is not None else ()
+    if weights and others and any(abs(a - b) > _UNLIKE * abs(b) for a, b in pairs):
+        told = [", ".join(f"{weight:.3g}" for weight in some) for some in (weights, others)]
         return [Cause.WEIGHTED], [f"after one step the gradient is {told[0]} times those of the ranks, not {told[1]}"]
     ours, theirs = _moments(early[0], one_early)
     every_factor = {name: _factor(gradient, theirs[name]) for name, gradient in ours.items()}
@@ -321,14 +321,6 @@ def _moments(*states: State) -> list[dict[str, Tensor]]:
 def _gradients(*states: State) -> list[Tensor]:
     """Return the moments that all states have, as one vector a state: empty if they have none in common."""
     return [torch.cat([torch.empty(0, dtype=torch.float64), *one.values()]) for one in _moments(*states)]
-
-
-def _is_rounded(state: State, one: State) -> bool:
-    """Whether the gradients of the first step, by the optimizer's moments, are off by what 16 bits round away."""
-    got, wanted = _gradients(state, one)
-    off = ((got - wanted).abs() / wanted.abs())[wanted != 0]
-    least, most = _NARROW
-    return bool(off.numel()) and least < float(off.median()) < most
 
 
 def _weights(state: State, ranks: Sequence[State]) -> list[float] | None:

@@ -104,7 +104,11 @@ def verify(
             if not all(repeats(one, theirs[name]) for name, one in mine.items()):
                 raise ValueError(f"{which} {IS_RANDOM}")
     draws = [answer.plain_errors() for answer in answers]
-    while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / _fewest_rows(answers[0].plain)):
+    # The least number of rows of a result, without results of fewer dimensions: a log-sum-exp's row is a single number.
+    dimensions = max(tensor.dim() for tensor in answers[0].plain.values())
+    full = [tensor.shape for tensor in answers[0].plain.values() if tensor.dim() == dimensions]
+    fewest_rows = max(1, min(shape[:-1].numel() for shape in full))
+    while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / fewest_rows):
         seed = seeds[1] + len(draws)
         fresh = {name: task.upstream(answers[0].plain[name], seed) for name in task.gradient_of}
         draws.append(answer(with_float64(_copies(make_inputs(seed))), fresh, sized=False).plain_errors())
@@ -134,7 +138,10 @@ def verify(
         one, wrong = ran[number], tuple(tensor.name for tensor in reports[number].tensors if not tensor.ok)
         right = answers[number].reference
         evidence = Evidence(one.inputs, one.run.upstream, task.settings, one.run.results, right, wrong)
-        lines = _explained(explain, evidence) + lines
+        try:
+            lines = [*explain(evidence), *lines]
+        except Exception as error:  # the verdict must be shown, whatever the search for a cause raises
+            lines.insert(0, f"(looking for the cause failed: {type(error).__name__}: {error})")
     raise AssertionError("\n".join(lines))
 
 
@@ -195,16 +202,6 @@ class _Answer:
         return {name: measure_errors(self.plain[name], wanted) for name, wanted in self.reference.items()}
 
 
-def _fewest_rows(results: Mapping[str, Tensor]) -> int:
-    """Return the least number of rows of a result, without results of fewer dimensions, such as a log-sum-exp.
-
-    A row of a log-sum-exp would be a single number.
-    """
-    dimensions = max(tensor.dim() for tensor in results.values())
-    full = [tensor.shape for tensor in results.values() if tensor.dim() == dimensions]
-    return max(1, min(shape[:-1].numel() for shape in full))
-
-
 def _copies(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in inputs.items()}
 
@@ -230,7 +227,10 @@ def _complaints(reports: Sequence[Report], seeds: Sequence[int], first: Run, sec
         if not report.ok and not lines:
             lines += [f"run {number}, seed {seed}:", str(report)]
         elif not report.ok:  # one full report is enough to read
-            lines.append(f"run {number}, seed {seed}: {_listed(report)} wrong too")
+            names = [tensor.name for tensor in report.tensors if not tensor.ok]
+            lines.append(
+                f"run {number}, seed {seed}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} wrong too"
+            )
     wrong = {tensor.name for tensor in reports[1].tensors if not tensor.ok}
     stale = [
         name
@@ -243,15 +243,3 @@ def _complaints(reports: Sequence[Report], seeds: Sequence[int], first: Run, sec
     elif constant := [name for name in stale if name in wrong]:
         lines.append(f"both runs returned the same {', '.join(constant)}, for other inputs: is it a constant?")
     return lines
-
-
-def _listed(report: Report) -> str:
-    names = [tensor.name for tensor in report.tensors if not tensor.ok]
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
-
-
-def _explained(explain: Explain, evidence: Evidence) -> list[str]:
-    try:
-        return list(explain(evidence))
-    except Exception as error:  # the verdict must be shown, whatever the search for a cause raises
-        return [f"(looking for the cause failed: {type(error).__name__}: {error})"]

@@ -26,13 +26,6 @@ _COMPILED = frozenset(("graph_breaks", "recompiles"))
 """Counts that depend on how Dynamo compiles Python's bytecode."""
 
 
-def _may_matter(quantity: str) -> frozenset[str]:
-    """Return the fields beside ``DECIDES`` that a quantity may depend on: if they differ, its change proves nothing."""
-    if quantity == "operators":
-        return frozenset()
-    return frozenset(("python",)) if quantity in _COMPILED else frozenset(("threads", "isa", "features", "triton"))
-
-
 @dataclass(frozen=True)
 class Comparable:
     """Exact quantities of a baseline that are comparable in the environment in which a case runs."""
@@ -51,8 +44,9 @@ def comparable(exact: Exact, here: Environment) -> Comparable | list[str]:
         return decisive
     doubtful = {}
     for quantity in ("memory", *exact.counts):
-        matter = _may_matter(quantity)
-        differ = [field for field in fields if field in matter]
+        # The fields that the quantity may depend on beside ``DECIDES``: if they differ, its change proves nothing.
+        matter = ("python",) if quantity in _COMPILED else ("threads", "isa", "features", "triton")
+        differ = [field for field in fields if field in matter and quantity != "operators"]
         if differ:
             doubtful[quantity] = saved_elsewhere(differ, exact.environment, now)
     return Comparable(exact, doubtful)

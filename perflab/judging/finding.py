@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perflab.judging.interleave import Reading
-from perflab.judging.paired import PairedCase, PairedFinding, PairedPolicy, latency_findings
+from perflab.judging.paired import PairedCase, PairedPolicy, latency_findings
 from perflab.judging.statistics import ratio_of
 from perflab.results.measurement import Paired, Replicate
 from perflab.results.records import Change, Drift, Policy, Verdict
@@ -80,8 +80,12 @@ def as_ratios(logs: Sequence[float]) -> list[float]:
     return [float(f"{ratio_of(log):.7g}") for log in logs]
 
 
-def _found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
-    """Return the finding on the pairs, by the rules of an A/B comparison."""
+def after_turns(stored: Finding, paired: Paired, policy: Policy) -> Finding:
+    """Return the finding on a case's time once it was measured interleaved with the code of the stored times.
+
+    ``stored`` is the finding against the stored times, which the reasons mention if the two disagree.
+    """
+    assert stored.change is not None
     assert paired.base_ns is not None
     screen, confirm, control = (
         [math.log(ratio) for ratio in ratios] for ratios in (paired.screen, paired.confirm, paired.control)
@@ -90,16 +94,7 @@ def _found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
     # The control's ratios are already of the calls that are judged, with the excess removed.
     case = PairedCase(screen, confirm, paired.judged, paired.uneven, floor=floor)
     found = latency_findings({"": case}, {"": [Reading(log) for log in control]}, turns_policy(policy))[""]
-    return found.timed(paired.base_ns, policy.floor_ns)
-
-
-def after_turns(stored: Finding, paired: Paired, policy: Policy) -> Finding:
-    """Return the finding on a case's time once it was measured interleaved with the code of the stored times.
-
-    ``stored`` is the finding against the stored times, which the reasons mention if the two disagree.
-    """
-    assert stored.change is not None
-    found = _found_in_turns(paired, policy)
+    found = found.timed(paired.base_ns, policy.floor_ns)
     said = f"A/B with {paired.against}: {format_change(found.change.ratio)}"
     if stored.verdict in (Verdict.INCONCLUSIVE, Verdict.IMPROVED) and found.verdict is Verdict.OK:
         said += f"; against the stored times: {format_change(stored.change.ratio)}"

@@ -125,7 +125,10 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         missed = dict.fromkeys(one.reason for one in needs.not_compared)
         return Judgement(verdict=Verdict.INCOMPARABLE, reasons=[f"baseline {reason}" for reason in missed])
     in_turns = record.paired is not None or record.paired_to_anchor is not None
-    few_runs = None if in_turns else _few_runs(baseline, latency)
+    # A machine's own history of few runs is too small to interpret a difference.
+    kept = len(latency.before) if baseline.times_are_own and latency.before else ENOUGH_RUNS
+    is_doubtful = latency.finding.verdict is not Verdict.OK and not latency.finding.is_plain
+    few_runs = kept if is_doubtful and kept < ENOUGH_RUNS and not in_turns else None
     if few_runs is not None and latency.finding.verdict is not Verdict.REGRESSED:  # a regression is re-measured
         latency = replace(latency, finding=Finding(latency.finding.change, Verdict.OK))
     verdicts = {"latency": latency.finding.verdict, "memory": needs.memory.verdict, "counts": verdict_on(needs.counts)}
@@ -236,13 +239,6 @@ def _judge_times(record: Record, here: Replicate, now: Sequence[Replicate], time
     return _Times(latency, {"latency": drift}, unsettled, anchor.replicates if drift.decides else times.replicates)
 
 
-def _few_runs(baseline: Baseline, latency: _Times) -> int | None:
-    """Return the number of runs in a machine's own history if it is too small to interpret a difference, else None."""
-    kept = len(latency.before) if baseline.times_are_own and latency.before else ENOUGH_RUNS
-    is_doubtful = latency.finding.verdict is not Verdict.OK and not latency.finding.is_plain
-    return kept if is_doubtful and kept < ENOUGH_RUNS else None
-
-
 def _judge_out_of_memory(record: Record, baseline: Baseline, times: Entry | None, policy: Policy) -> Judgement:
     reasons = out_of_memory_texts(record.out_of_memory) if record.out_of_memory is not None else ["out of memory"]
     found = comparable(baseline.exact, record.environment) if baseline.exact is not None else None
@@ -294,7 +290,15 @@ def _judge_latency(record: Record, here: Replicate, before: Sequence[Replicate],
         cleared = [f"a first reading of {format_change(first)} was not confirmed in fresh processes"]
     small = abs(change.now - change.before) <= policy.floor_ns
     if not small and change.is_faster:
-        return _judge_faster(sides, policy, again=bool(record.fresh)) if reassures else _not_vague(change)
+        found = Finding(change, Verdict.IMPROVED)
+        if change.is_vague:
+            found = Finding(change, Verdict.INCONCLUSIVE, [f"{format_change(change.ratio)}, but {TOO_NOISY}"])
+        if not reassures or change.is_vague:
+            return found
+        # A single reading has no interval, but may be doubted too.
+        against = difference_doubts(sides, policy) if record.fresh else evidence_against(sides, policy)
+        doubts = [*single_process(sides), *against]
+        return Finding(change, Verdict.INCONCLUSIVE, doubts) if doubts else found
     if small or change.ratio <= 1.0 + policy.threshold:
         noise = MISSED_SELDOM * max(_spread(before, now), _between(now))
         doubts = hidden(sides, noise, policy) if reassures else []
@@ -309,25 +313,6 @@ def _judge_latency(record: Record, here: Replicate, before: Sequence[Replicate],
     doubts = [*single_process(sides), *against] if record.fresh else []
     verdict = Verdict.INCONCLUSIVE if doubts else Verdict.REGRESSED
     return Finding(change, verdict, doubts, is_plain=not against)
-
-
-def _not_vague(change: Change) -> Finding:
-    if change.is_vague:
-        return Finding(change, Verdict.INCONCLUSIVE, [f"{format_change(change.ratio)}, but {TOO_NOISY}"])
-    return Finding(change, Verdict.IMPROVED)
-
-
-def _judge_faster(sides: Sides, policy: Policy, *, again: bool) -> Finding:
-    """Judge a case that came out faster. ``again``: fresh processes were measured.
-
-    A single reading has no interval, but may be doubted too.
-    """
-    found = _not_vague(sides.change)
-    if found.verdict is not Verdict.IMPROVED:
-        return found
-    against = difference_doubts(sides, policy) if again else evidence_against(sides, policy)
-    doubts = [*single_process(sides), *against]
-    return Finding(sides.change, Verdict.INCONCLUSIVE, doubts) if doubts else found
 
 
 def launching(now: Sequence[Replicate], old: Sequence[Replicate]) -> Change | None:

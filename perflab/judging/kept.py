@@ -188,12 +188,12 @@ def times_successor(old: Entry | None, new: Entry, policy: Policy, reason: str |
         seen = not foreign and bool(old.replicates) != bool(new.replicates)
         return changed(new, accepted=_history(old.accepted, told if seen or reason else None))
     step = latency_change(old.replicates, new.replicates, policy)
-    moves = _direction(step, policy) != 0 or reason is not None
-    return changed(
-        new,
-        anchor=None if moves else _kept_anchor(old, new, policy),
-        accepted=_history(old.accepted, changed(told, latency_ratio=round(step.ratio, 4)) if moves else None),
-    )
+    if _direction(step, policy) != 0 or reason is not None:
+        return changed(new, accepted=_history(old.accepted, changed(told, latency_ratio=round(step.ratio, 4))))
+    anchor = old.anchor or Anchor(recorded=old.recorded, replicates=old.replicates, steps=0, commit=old.commit)
+    is_better = _direction(latency_change(anchor.replicates, new.replicates, policy), policy) < 0
+    kept = None if is_better else changed(anchor, steps=anchor.steps + 1)
+    return changed(new, anchor=kept, accepted=_history(old.accepted, None))
 
 
 def exact_successor(old: Exact | None, new: Exact, policy: Policy, reason: str | None) -> Exact:
@@ -205,7 +205,11 @@ def exact_successor(old: Exact | None, new: Exact, policy: Policy, reason: str |
     if old is None:
         return changed(new, accepted=_history([], told if reason else None))
     memory = judge_memory(old.peak_bytes, new.peak_bytes, new.environment.device, policy)
-    moves = _moves(memory.change, memory.verdict, policy) or reason is not None
+    moves = memory.verdict is Verdict.REGRESSED or reason is not None
+    if (
+        memory.change is not None and memory.verdict is Verdict.IMPROVED
+    ):  # by less than the threshold it is no such step
+        moves = moves or memory.change.now * (1.0 + policy.memory_threshold) < memory.change.before
     peaks = memory.change if memory.change is not None and memory.change.before != memory.change.now else None
     if peaks is not None:
         told = changed(told, peak_bytes_before=int(peaks.before), peak_bytes_now=int(peaks.now))
@@ -242,24 +246,6 @@ def _direction(change: Change, policy: Policy) -> int:
     if change.is_vague or abs(change.now - change.before) <= policy.floor_ns:
         return 0
     return (change.ratio > change.limit) - (change.ratio < 1.0 / change.limit)
-
-
-def _moves(peaks: Change | None, verdict: Verdict, policy: Policy) -> bool:
-    """Whether a step of the peak is past the limit in either direction.
-
-    A peak that is lower by less than the threshold is an improvement, but not such a step.
-    """
-    if verdict is not Verdict.IMPROVED or peaks is None:
-        return verdict is Verdict.REGRESSED
-    return peaks.now * (1.0 + policy.memory_threshold) < peaks.before
-
-
-def _kept_anchor(old: Entry, new: Entry, policy: Policy) -> Anchor | None:
-    """Return the old anchor with one step more; None if the new replicates are faster than the anchor."""
-    anchor = old.anchor or Anchor(recorded=old.recorded, replicates=old.replicates, steps=0, commit=old.commit)
-    if _direction(latency_change(anchor.replicates, new.replicates, policy), policy) < 0:
-        return None
-    return changed(anchor, steps=anchor.steps + 1)
 
 
 def _kept_memory_anchor(old: Exact, new: Exact, policy: Policy) -> MemoryAnchor | None:

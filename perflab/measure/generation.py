@@ -51,7 +51,14 @@ class TokenHook:
         if not self._at_ns:
             self._at_first()
         self._at_ns.append(at_ns - self._began_ns)
-        self._tokens.append(_number_of(tokens, self._batch))
+        # The number of tokens that each sequence got, rounded up.
+        many = tokens
+        if not isinstance(tokens, int):
+            size = tokens.numel() if hasattr(tokens, "numel") else len(tokens) if hasattr(tokens, "__len__") else 0
+            many = -(-size // self._batch)
+        if isinstance(tokens, bool) or many < 1:
+            raise UsageError(f"the hook of perf.generation got {tokens!r}", _HOOK)
+        self._tokens.append(int(many))
 
     def put(self, value: Any) -> None:
         """Receive what transformers passes to a streamer: the prompt first, and then each step's tokens."""
@@ -160,14 +167,3 @@ def _median(values: Iterable[float]) -> tuple[float, float | None, float | None]
     """Return a median with its 95 % interval; few values have no interval (None, None), and no values give None."""
     ordered = sorted(values)
     return (estimate(ordered, 0.5) or (median(ordered), None, None)) if ordered else None
-
-
-def _number_of(tokens: Any, batch: int) -> int:
-    """Return how many tokens each sequence got, rounded up."""
-    many = tokens
-    if not isinstance(tokens, int):
-        size = tokens.numel() if hasattr(tokens, "numel") else len(tokens) if hasattr(tokens, "__len__") else 0
-        many = -(-size // batch)
-    if isinstance(tokens, bool) or many < 1:
-        raise UsageError(f"the hook of perf.generation got {tokens!r}", _HOOK)
-    return int(many)

@@ -20,18 +20,16 @@ from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.calibration import CalibrationWorkload
 from perflab.measure.clocks.clock import HostStopwatch, Sample, Stopwatch
-from perflab.measure.clocks.cold import ColdDeviceStopwatch, ColdHostStopwatch
-from perflab.measure.clocks.cuda_graph import GraphStopwatch
 from perflab.measure.clocks.device_clock import (
     EVENT_STEP_NS,
     DeviceStopwatch,
     check_agreement,
     wait_of_the_host,
 )
+from perflab.measure.clocks.modes import ColdDeviceStopwatch, ColdHostStopwatch, GraphStopwatch
 from perflab.measure.counts.counter import CallCounter
 from perflab.measure.generation import generation_of
-from perflab.measure.machine.caches import Eviction
-from perflab.measure.machine.devices import current_device, keep_freed_memory
+from perflab.measure.machine.devices import Eviction, current_device, keep_freed_memory
 from perflab.measure.machine.evidence import Witness
 from perflab.measure.memory.alike import Watched
 from perflab.measure.memory.peak import MEMORY_CALLS

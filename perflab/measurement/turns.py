@@ -103,7 +103,11 @@ class Turns:
             ClockError: CUDA events disagree with the host's clock.
         """
         if core is not None and self._in_step.world_size == 1:
-            _move_to(core)
+            # Without binding the thread: an unbound thread mostly stays where it last ran.
+            free = os.sched_getaffinity(0)
+            with contextlib.suppress(OSError):  # the core was taken from us meanwhile: any other will do
+                os.sched_setaffinity(0, {core})
+                os.sched_setaffinity(0, free)
         # One or two, by chance: a cost in every second call would else fall into all samples of a side, or into none.
         for _ in range(self._draw.randint(1, 2) if rewarm else 0):
             self._time(repetitions)
@@ -175,14 +179,6 @@ class Turns:
     def _hand_back(self) -> None:
         if self._hands_back:
             release_memory(self._device)
-
-
-def _move_to(core: int) -> None:
-    """Move this thread to a core without binding it: an unbound thread mostly stays where it last ran."""
-    free = os.sched_getaffinity(0)
-    with contextlib.suppress(OSError):  # the core was taken from us meanwhile: any other will do
-        os.sched_setaffinity(0, {core})
-        os.sched_setaffinity(0, free)
 
 
 def _say_nothing(_what: str) -> None:

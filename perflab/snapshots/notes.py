@@ -18,7 +18,7 @@ from perflab.base.grouping import groups_of
 from perflab.snapshots.model import Block
 
 BEGIN = b"\nperflab notes 1\n"
-"""The separator between PyTorch's pickle and the notes, written by ``perflab.measure.memory.memory_snapshot``."""
+"""The separator between PyTorch's pickle and the notes, written by ``perflab.measure.memory.histories``."""
 MOST_BYTES = 2**26
 """The most bytes of notes that are read; the notes' JSON is read as a whole."""
 _WEAK = "inputs"

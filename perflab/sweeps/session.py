@@ -120,7 +120,12 @@ class Sweep:
         except BaseException:
             submitted.cancel()
             raise
-        self._join_baselines(folder)
+        # Of each case the last baseline that was recorded counts.
+        saved = [place for place in folder.glob(f"*-{BASELINES}") if any(place.rglob("*.json"))]
+        if self._baselines is not None and saved:
+            before = [self._baselines] if self._baselines.is_dir() else []
+            _, files = join_baselines([*before, *saved], self._baselines, by_folder())
+            self._say(f"baselines of the jobs joined into {', '.join(map(str, files))}")
         if not self._open and (self._baselines is None or all(reader.is_whole for reader in readers.values())):
             shutil.rmtree(folder, ignore_errors=True)
         self._report_the_rest(submitted, readers)
@@ -187,14 +192,6 @@ class Sweep:
         number = submitted.submit(job, command, Path(self._config.invocation_params.dir))
         self._job_of.update(dict.fromkeys(job.cases, number))
         return number
-
-    def _join_baselines(self, folder: Path) -> None:
-        """Join the baselines that jobs have saved with the project's: of each case the last that was recorded."""
-        made = [path for path in folder.glob(f"*-{BASELINES}") if any(path.rglob("*.json"))]
-        if self._baselines is not None and made:
-            before = [self._baselines] if self._baselines.is_dir() else []
-            _, files = join_baselines([*before, *made], self._baselines, by_folder())
-            self._say(f"baselines of the jobs joined into {', '.join(map(str, files))}")
 
     def _follow(self, submitted: Submitted, readers: dict[str, Reader]) -> None:
         """Log reports as they arrive, until no job is left."""

@@ -77,11 +77,6 @@ class JobResult(Data, frozen=True, tag=True):
     stated: Stated | None = None
     """The statements of the case's body; None for a case that is in no rank."""
 
-    @property
-    def how(self) -> str:
-        """The way in which a rank failed, as the predicate of a sentence."""
-        return "failed"
-
 
 JOB_RESULTS: msgspec.json.Decoder[JobResult | Alive] = msgspec.json.Decoder(JobResult | Alive)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from perflab.base.errors import RivalError
-from perflab.base.git import commit_named, run_git, top_of, working_tree
+from perflab.base.git import commit_named, run_git, top_of
 from perflab.running.case.locks import held
 
 _MARK = "CACHEDIR.TAG"
@@ -113,16 +113,15 @@ def _directory(folder: Path, against: str, root: Path, top: Path | None, files: 
 
 
 def _unknown(against: str, root: Path) -> RivalError:
-    try:
-        top = working_tree(root)
+    try:  # it may be no repository, or be refused as another user's, or git is not installed: in git's words
+        shallow = run_git(root, "rev-parse", "--is-shallow-repository").strip() == "true"
     except RivalError as error:
         return RivalError(
             f"--perf-against={against}: there is no such directory, and no commit: {error.problem}",
             "name a directory: another checkout, or a folder of installed packages",
         )
-    shallow = run_git(top, "rev-parse", "--is-shallow-repository").strip() == "true"
     branches = run_git(
-        top, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes", "refs/tags"
+        root, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes", "refs/tags"
     ).split()
     close = [name for name in branches if name.endswith("/" + against.rpartition("/")[2])][:3]
     remedy = "fetch it: git fetch --unshallow (in GitHub Actions: fetch-depth: 0)" if shallow else "see `git log --all`"
@@ -149,7 +148,11 @@ def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterato
     with held(shelf / f"{commit[:12]}.lock", "another session that uses the same worktree", waiting):
         try:
             _check_out(top, place, commit)
-            _make_room(top, shelf, keep=place)
+            # The least recently used worktrees make room, but none that is in use.
+            others = [other for other in shelf.iterdir() if other.is_dir() and other != place]
+            for other in sorted(others, key=lambda other: -other.stat().st_mtime)[_KEPT - 1 :]:
+                with contextlib.suppress(Timeout), FileLock(other.with_suffix(".lock"), timeout=0):
+                    _remove(top, other)
             yield place
         except (KeyboardInterrupt, SystemExit):
             _remove(top, place)
@@ -205,14 +208,6 @@ def _is_worktree(place: Path) -> bool:
     except (RivalError, ValueError):  # the folder is missing or damaged, or its repository is gone
         return False
     return Path(top) == place and Path(own) != Path(common)
-
-
-def _make_room(top: Path, shelf: Path, keep: Path) -> None:
-    """Remove the least recently used worktrees beyond _KEPT, but none that is in use."""
-    places = sorted((path for path in shelf.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
-    for place in [place for place in places if place != keep][_KEPT - 1 :]:
-        with contextlib.suppress(Timeout), FileLock(place.with_suffix(".lock"), timeout=0):
-            _remove(top, place)
 
 
 def _remove(top: Path, place: Path) -> None:

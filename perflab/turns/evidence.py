@@ -12,7 +12,7 @@ from perflab.base.errors import RivalError
 from perflab.profiles.difference import explain
 from perflab.profiles.peak import explain_peak
 from perflab.results.measurement import Record
-from perflab.results.peak import Peak, PeakExplanation
+from perflab.results.peak import PeakExplanation
 from perflab.results.profile import Explanation, Profile
 from perflab.results.records import Judgement, Verdict
 from perflab.settings.settings import Settings
@@ -130,12 +130,18 @@ def explained_by_turns(
 
 def _found(one: Asked, profiles: Looked, peaks: Weighed, against: str) -> Found:
     judgement, profiles = one.judgement, one.problem or profiles
-    unseen = not_looked(judgement, against, could_not(profiles) if isinstance(profiles, str) else "").explained
-    unweighed = not_looked(judgement, against, could_not(peaks) if isinstance(peaks, str) else "").peak
-    return Found(
-        unseen if isinstance(profiles, str) else told_apart(*profiles, against, judgement),
-        unweighed if isinstance(peaks, str) else _weighed_apart(*peaks, against, judgement),
-    )
+    if isinstance(profiles, str):
+        explained = not_looked(judgement, against, could_not(profiles)).explained
+    else:
+        explained = told_apart(*profiles, against, judgement)
+    if isinstance(peaks, str):
+        return Found(explained, not_looked(judgement, against, could_not(peaks)).peak)
+    memory = judgement.memory
+    assert memory is not None, "else nobody asked for peaks"
+    try:
+        return Found(explained, explain_peak(*peaks, against, int(memory.now) - int(memory.before)))
+    except Exception as error:
+        return Found(explained, PeakExplanation(base=against, problem=could_not(_failed("peaks", error))))
 
 
 def told_apart(base: Profile, head: Profile, against: str, judgement: Judgement) -> Explanation:
@@ -144,15 +150,6 @@ def told_apart(base: Profile, head: Profile, against: str, judgement: Judgement)
         return explain(base, head, against, *change_of(judgement))
     except Exception as error:
         return Explanation(base=against, problem=could_not(_failed("profiles", error)))
-
-
-def _weighed_apart(base: Peak, head: Peak, against: str, judgement: Judgement) -> PeakExplanation:
-    memory = judgement.memory
-    assert memory is not None, "else nobody asked for peaks"
-    try:
-        return explain_peak(base, head, against, int(memory.now) - int(memory.before))
-    except Exception as error:
-        return PeakExplanation(base=against, problem=could_not(_failed("peaks", error)))
 
 
 def _failed(what: str, error: Exception) -> str:

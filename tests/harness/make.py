@@ -9,7 +9,7 @@ from typing import Any
 from perflab.base.data import changed
 from perflab.judging import judge as judging
 from perflab.judging.kept import exact_successor, times_successor
-from perflab.measured.exact import split
+from perflab.measured.baselines import split
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
 from perflab.results.compiled import CompiledKernel, KernelBaseline, KernelResources
 from perflab.results.documents import SCHEMA

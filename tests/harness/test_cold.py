@@ -15,9 +15,9 @@ import torch
 from perflab.base.identity import Mode
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.clocks.clock import Sample
-from perflab.measure.clocks.cold import ColdDeviceStopwatch, ColdHostStopwatch
-from perflab.measure.machine import caches
-from perflab.measure.machine.caches import Eviction, eviction_bytes, last_level_cache_bytes
+from perflab.measure.clocks.modes import ColdDeviceStopwatch, ColdHostStopwatch
+from perflab.measure.machine import devices as caches
+from perflab.measure.machine.devices import Eviction, eviction_bytes, last_level_cache_bytes
 from perflab.measure.stopping import Plan, warm_up
 from perflab.measurement import measurement
 from perflab.measurement.measurement import Measured, measure, stopwatch_for
@@ -92,7 +92,7 @@ def test_cpu_time_of_the_eviction_is_not_the_calls(
     virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: list[str] = []
-    monkeypatch.setattr("perflab.measure.clocks.cold.time.process_time_ns", virtual_clock.read_ns)
+    monkeypatch.setattr("perflab.measure.clocks.modes.time.process_time_ns", virtual_clock.read_ns)
     stopwatch = ColdHostStopwatch(Evicting(virtual_clock.advance, log))
     assert stopwatch.time(Workload(taking(virtual_clock.advance, 30), (), {}), 4).cpu_ns == 120
 

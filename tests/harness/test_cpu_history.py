@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from perflab.measure.memory.memory_snapshot import record_memory
+from perflab.measure.memory.histories import record_memory
 from perflab.snapshots.model import Stack
 from perflab.snapshots.summary import summarize
 from tests.harness.made_snapshots import content, read, training, written

@@ -11,8 +11,7 @@ import torch
 
 from perflab.base.errors import CaptureError
 from perflab.measure.calls.workload import Workload
-from perflab.measure.clocks.cold import ColdDeviceStopwatch
-from perflab.measure.clocks.cuda_graph import CALLS_BEFORE, GraphStopwatch
+from perflab.measure.clocks.modes import CALLS_BEFORE, ColdDeviceStopwatch, GraphStopwatch
 from perflab.measure.machine.devices import as_out_of_memory
 from perflab.measure.stopping import Plan, warm_up
 from tests.harness.fake_cuda import FakeCuda, taking

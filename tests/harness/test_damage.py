@@ -17,8 +17,7 @@ from perflab.cli import main
 from perflab.compiled.judge import judge_compiled
 from perflab.compiled.store import KernelStore
 from perflab.judging.judge import judge
-from perflab.measured.baselines import Baselines
-from perflab.measured.exact import ExactStore, split
+from perflab.measured.baselines import Baselines, ExactStore, split
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
 from perflab.predicted.store import PredictedStore
 from perflab.report.summary import summary

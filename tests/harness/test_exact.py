@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError
 from perflab.judging import judge as judging
-from perflab.measured.exact import ExactStore, split
+from perflab.measured.baselines import ExactStore, split
 from perflab.measured.report.facts import what_was_compared
 from perflab.results.environment import exact_environment, exact_slug
 from perflab.results.measured import Baseline, Exact, MemoryAnchor

@@ -12,7 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.data import changed
 from perflab.devices.kinds import block_bytes_on
-from perflab.measured.exact import split
+from perflab.measured.baselines import split
 from perflab.measured.report.failure import explain
 from perflab.results.measured import Anchor, Baseline, Entry, MeasuredCase
 from perflab.results.measurement import OutOfMemory, Record, Replicate

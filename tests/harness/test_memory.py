@@ -17,7 +17,7 @@ from torch import nn
 
 from perflab.devices.backend import Backend
 from perflab.measure.calls.workload import Step, Workload
-from perflab.measure.memory.memory_snapshot import record_memory
+from perflab.measure.memory.histories import record_memory
 from perflab.measure.memory.peak import cpu_allocations, measure_memory, replayed_pools, unallocated
 from perflab.results.measurement import Memory
 

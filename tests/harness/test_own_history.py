@@ -11,8 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from perflab.base.data import changed
 from perflab.judging.judge import judge, unconfirmed
 from perflab.judging.kept import KEPT_REPLICATES, Reading, Step, next_step
-from perflab.measured.baselines import Baselines
-from perflab.measured.exact import split
+from perflab.measured.baselines import Baselines, split
 from perflab.measured.report.facts import what_was_compared
 from perflab.measured.report.failure import explain
 from perflab.results.measured import Entry

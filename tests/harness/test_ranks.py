@@ -42,7 +42,7 @@ def test_a_rank_that_raises_is_told_with_its_traceback_and_what_the_other_waited
         in_ranks(rank_functions.second_rank_raises, 2)
     assert caught.value.rank == 1
     told = str(caught.value)
-    assert told.startswith("rank 1 of 2 raised\nTraceback (most recent call last):\n")
+    assert told.startswith("rank 1 of 2 failed\nTraceback (most recent call last):\n")
     assert "\nValueError: of its own\n" in told
     assert "ranks/run.py" not in told.partition("ValueError")[0]
     assert "rank 0 " in told

@@ -13,7 +13,7 @@ from perflab.measure.calls.outputs import outputs_of
 from perflab.measure.clocks import set_up
 from perflab.measure.clocks.set_up import SetUpWorkload, arguments_in, workload_of
 from perflab.measure.counts.counter import CallCounter, compiler_state
-from perflab.measure.memory.memory_snapshot import record_call
+from perflab.measure.memory.histories import record_call
 from perflab.measure.stopping import Plan
 from perflab.measurement.callables import Comparison, Limits, in_turns
 from perflab.measurement.measurement import measure, replicate_of

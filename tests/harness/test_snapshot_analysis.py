@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perflab.measure.memory.memory_snapshot import record_memory
+from perflab.measure.memory.histories import record_memory
 from perflab.predicted.memory.account import account_of
 from perflab.predicted.memory.snapshot import write_snapshot
 from perflab.predicted.trace.trace import Trace

@@ -10,7 +10,7 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.errors import SnapshotError
-from perflab.measure.memory.memory_snapshot import record_memory
+from perflab.measure.memory.histories import record_memory
 from perflab.snapshots.analysis import is_user_s, levels, peak_moment
 from perflab.snapshots.deduced import of_marks, steps_of
 from perflab.snapshots.model import Stage

@@ -17,7 +17,7 @@ import torch
 from perflab.attribution.held import held_bytes
 from perflab.base.reachable import in_hands_of
 from perflab.measure.calls.workload import Step, Workload
-from perflab.measure.memory.memory_snapshot import record_call, record_memory
+from perflab.measure.memory.histories import record_call, record_memory
 from perflab.measure.memory.peak import measure_memory
 from perflab.snapshots.analysis import alive_at, levels, parts_by, peak_moment
 from perflab.snapshots.model import Snapshot

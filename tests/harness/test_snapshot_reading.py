@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from perflab.base.errors import SnapshotError
-from perflab.measure.memory.memory_snapshot import record_memory
+from perflab.measure.memory.histories import record_memory
 from perflab.snapshots.analysis import alike, alive_at
 from perflab.snapshots.events import Events
 from perflab.snapshots.model import Stage

@@ -18,9 +18,8 @@ from perflab.base.identity import DEFAULT
 from perflab.compared.serving import Server
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.clocks.clock import Stopwatch
-from perflab.measure.clocks.cold import ColdDeviceStopwatch
-from perflab.measure.clocks.cuda_graph import GraphStopwatch
 from perflab.measure.clocks.device_clock import DeviceStopwatch, Reading, check_agreement, launch_ns
+from perflab.measure.clocks.modes import ColdDeviceStopwatch, GraphStopwatch
 from perflab.measure.stopping import Plan
 from perflab.measured.report.facts import launching_fact, launching_text
 from perflab.measured.report.failure import explain

@@ -17,8 +17,7 @@ from perflab.base.identity import Mode
 from perflab.measured.report.columns import named
 from perflab.measured.report.section import beyond_the_rate
 from perflab.measured.report.side_by_side import side_by_side, side_by_side_lines
-from perflab.measured.report.studies import Study, rows_with_bases, studies
-from perflab.measured.report.study_forms import study_data, study_lines
+from perflab.measured.report.studies import Study, rows_with_bases, studies, study_data, study_lines
 from perflab.report.summary import markdown, summary
 from perflab.results.documents import merge, read_document, write_document
 from perflab.results.measured import MeasuredCase

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perflab.measure.memory.memory_snapshot import record_call
+from perflab.measure.memory.histories import record_call
 from perflab.predicted.cuda.kernels import ON_CUDA
 from perflab.predicted.memory.snapshot import write_snapshot
 from perflab.predicted.prediction import traced

@@ -13,7 +13,7 @@ import torch
 from perflab.cli import main
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.memory import histories
-from perflab.measure.memory.memory_snapshot import record_call
+from perflab.measure.memory.histories import record_call
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.device import rounded
 from perflab.snapshots.model import Snapshot

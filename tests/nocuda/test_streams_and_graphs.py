@@ -34,7 +34,7 @@ def test_events_tell_the_hosts_time_in_order() -> None:
 def test_cold_caches_keep_no_line_that_a_kernel_made_persist() -> None:
     import ctypes
 
-    from perflab.measure.machine.caches import Eviction
+    from perflab.measure.machine.devices import Eviction
 
     driver, persisting, bytes_kept = ctypes.CDLL("libcuda.so.1"), 6, ctypes.c_size_t()
     torch.ones(1, device="cuda")

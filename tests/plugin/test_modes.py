@@ -11,7 +11,7 @@ import pytest
 from tests.plugin.conftest import CONFTEST, REFUSED, Project, begin_repository, one_line, run_pytest
 
 SMALL_CACHES = """
-import perflab.measure.machine.caches as caches
+import perflab.measure.machine.devices as caches
 
 class Evictions:
     count = 0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from perflab.measure.memory.memory_snapshot import record_call
+from perflab.measure.memory.histories import record_call
 from perflab.predicted.cuda.kernels import ON_CUDA
 from perflab.predicted.gpus import parse_gpu, roofline_ns
 from perflab.predicted.memory.snapshot import write_snapshot

@@ -13,8 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from perflab.ranks.run import in_ranks
-from perflab.ranks.waiting import RankError
+from perflab.ranks.run import RankError, in_ranks
 from tests.harness import rank_functions
 
 LIMIT_S = 20.0

@@ -24,7 +24,7 @@ class Flat:
     def __init__(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = {**{f"argument {number}": one for number, one in enumerate(args)}, **kwargs}
         self._call, self._positional = call, len(args)
-        self.inputs: dict[str, torch.Tensor] = {name: one for name, one in given.items() if _is_dense(one)}
+        self.inputs: dict[str, torch.Tensor] = {name: one for name, one in given.items() if is_dense(one)}
         self.writes: list[str] = []
         self._names = list(self.inputs)
         self._leaves = {name for name, one in self.inputs.items() if one.requires_grad}
@@ -43,7 +43,8 @@ class Flat:
         return [*found, *(taken[name].detach() for name in self.writes)]
 
 
-def _is_dense(value: object) -> bool:
+def is_dense(value: object) -> bool:
+    """Whether a value is a tensor whose values can be copied: strided, plain, and on a device."""
     import torch
 
     if type(value) not in (torch.Tensor, torch.nn.Parameter):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from perflab.base.errors import ResultsError
 from perflab.base.reachable import reachable
 from perflab.internals.of_torch.tracing import parts_of
+from perflab.measure.calls.flat import is_dense
 from perflab.measure.calls.workload import Workload, Wrapped
 from perflab.results.measurement import Results
 
@@ -105,20 +106,14 @@ def distance(before: Sequence[str], now: Sequence[str]) -> float:
     return max(gaps) / largest if gaps and largest else 0.0  # 0.0 and -0.0 are the same
 
 
-class Left:
-    """Copies of parts of the tensors that a call has left, on the host."""
+Left = list[tuple[str, "torch.Tensor"]]
+"""Copies of parts of the tensors that a call has left, on the host, each with the tensor's dtype and shape."""
 
-    def __init__(self, parts: list[tuple[str, torch.Tensor]]) -> None:
-        self.copies = parts
 
-    def __bool__(self) -> bool:
-        return bool(self.copies)
-
-    def agrees(self, other: Left) -> bool:
-        """Whether both are the same but for rounding."""
-        if [form for form, _ in self.copies] != [form for form, _ in other.copies]:
-            return False
-        return all(alike(mine, theirs) for (_, mine), (_, theirs) in zip(self.copies, other.copies, strict=True))
+def _agree(one: Left, other: Left) -> bool:
+    """Whether two calls have left the same but for rounding."""
+    same_forms = [form for form, _ in one] == [form for form, _ in other]
+    return same_forms and all(alike(mine, theirs) for (_, mine), (_, theirs) in zip(one, other, strict=True))
 
 
 class Kept(Wrapped):
@@ -176,10 +171,10 @@ class Comparing:
     def left(self, result: Any) -> Left:
         """Return copies of what a call has left; empty if it left no tensor that can be read."""
         roots = self._workload.roots
-        found: list[tuple[str, torch.Tensor]] = []
+        found: Left = []
         for value in (result, *(one for root in roots for one in _arguments(root))):
             _add(value, found, self._seed, 3)
-        return Left(found)
+        return found
 
     def concluded(self, untimed: Left, timed_again: Callable[[], None]) -> tuple[Results | None, ResultsError | None]:
         """Compare the calls; return what is known, and the error for results that timed calls do not have.
@@ -190,16 +185,16 @@ class Comparing:
         """
         if not untimed or self._timed is None:
             return None, None
-        if self._timed.agrees(untimed):
+        if _agree(self._timed, untimed):
             return Results.SAME, None
         # The first call was timed for warm-up: it may be right as untimed calls are, or wrong as timed ones are.
-        if self._first is None or not (self._first.agrees(untimed) or self._first.agrees(self._timed)):
+        if self._first is None or not (_agree(self._first, untimed) or _agree(self._first, self._timed)):
             return Results.NOT_COMPARABLE, None
         self._always = True
         for _ in range(_CONFIRMED):  # memory that nobody writes may hold the same by chance
             timed_again()
             # Several in a row: results that come in turns, such as a generation's lengths, differ among themselves.
-            if self._timed.agrees(untimed) or not all(self._untimed().agrees(untimed) for _ in range(_IN_A_ROW)):
+            if _agree(self._timed, untimed) or not all(_agree(self._untimed(), untimed) for _ in range(_IN_A_ROW)):
                 return Results.NOT_COMPARABLE, None
         return None, ResultsError(
             "a timed call returned another result than untimed calls of the same arguments",
@@ -216,29 +211,18 @@ def _arguments(root: Any) -> list[Any]:
     return list(root) if type(root) is tuple else list(root.values()) if type(root) is dict else []
 
 
-def _add(value: Any, found: list[tuple[str, torch.Tensor]], seed: int, depth: int) -> None:
+def _add(value: Any, found: Left, seed: int, depth: int) -> None:
     """Add copies of the tensors in a value; only types are inspected, never objects of a user's class."""
     import torch
 
     kind = type(value)
     if len(found) >= _TENSORS:
         return
-    if kind in (list, tuple) and depth:
-        for one in value:
+    if kind in (list, tuple, dict) and depth:
+        for one in value.values() if kind is dict else value:
             _add(one, found, seed, depth - 1)
-    elif kind is dict and depth:
-        for one in value.values():
-            _add(one, found, seed, depth - 1)
-    elif kind is torch.Tensor and is_readable(value):
+    elif kind is torch.Tensor and is_dense(value) and value.numel():
         found.append((f"{value.dtype} {tuple(value.shape)}", _part(value.detach(), seed)))
-
-
-def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values can be copied: strided, plain, on a device, and not empty."""
-    import torch
-
-    is_plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
-    return is_plain and tensor.device.type != "meta" and tensor.numel() > 0
 
 
 def _part(tensor: torch.Tensor, seed: int) -> torch.Tensor:

@@ -113,14 +113,7 @@ class Seen:
         """Note a call of an operator of ``_c10d_functional`` that reaches no backend, as on fake tensors."""
         if (kind := FUNCTIONAL.get(name.removesuffix("_").removesuffix("_coalesced"))) is not None:
             ranks = ranks_of_group(next(one for one in reversed(arguments) if isinstance(one, str)))
-            sides = [list(_tensors(side)) for side in (arguments[0], result)]
-            dtype = str(sides[0][0].dtype).removeprefix("torch.")
-            size_bytes = max(sum(one.nbytes for one in side) for side in sides)
-            line = line_of(sys._getframe(1))
-            group = group_in_words(ranks)
-            self.collectives.append(
-                Collective(kind, dtype, size_bytes, group, is_in_backward(), tuple(ranks), None, line)
-            )
+            self.collectives.append(_collective(kind, (arguments[0], result), ranks, line_of(sys._getframe(1))))
 
     def since(self, begun: Seen) -> Seen:
         """Return what was communicated since ``begun``, a ``copy`` of this from then."""
@@ -153,7 +146,11 @@ def seeing_collectives(answers: Answers | None = None) -> Iterator[Seen]:
     def see(name: str, arguments: tuple[Any, ...]) -> None:
         plain = name.removesuffix("_")
         if plain not in _NO_COLLECTIVES:
-            seen.collectives.append(_collective(plain, arguments, line_of(sys._getframe(1))))
+            kind = KINDS.get(plain, plain)
+            sides = arguments[:2] if kind != "barrier" else ()  # a barrier's tensor is a stand-in
+            ranks = group_ranks(arguments)
+            peer = ranks[arguments[2]] if plain in _WITH_PEER and ranks and isinstance(arguments[2], int) else None
+            seen.collectives.append(_collective(kind, sides, ranks, line_of(sys._getframe(1)), peer))
 
     def see_functional(name: str, _arguments: tuple[Any, ...]) -> None:
         seen.waits += name == "wait_tensor"
@@ -192,13 +189,13 @@ def counts_of(seen: Sequence[Collective]) -> dict[str, int]:
     return dict(counts)
 
 
-def _collective(name: str, arguments: tuple[Any, ...], line: str) -> Collective:
-    kind = KINDS.get(name, name)
-    sides = [list(_tensors(side)) for side in arguments[:2]] if kind != "barrier" else []  # its tensor is a stand-in
-    dtype = next((str(one.dtype).removeprefix("torch.") for side in sides for one in side), "")
-    size_bytes = max((sum(one.nbytes for one in side) for side in sides), default=0)
-    ranks = group_ranks(arguments)
-    peer = ranks[arguments[2]] if name in _WITH_PEER and ranks and isinstance(arguments[2], int) else None
+def _collective(
+    kind: str, sides: Sequence[Any], ranks: Sequence[int], line: str, peer: int | None = None
+) -> Collective:
+    """Return a collective, given what this rank passes and gets: tensors, or lists of them."""
+    tensors = [list(_tensors(side)) for side in sides]
+    dtype = next((str(one.dtype).removeprefix("torch.") for side in tensors for one in side), "")
+    size_bytes = max((sum(one.nbytes for one in side) for side in tensors), default=0)
     return Collective(kind, dtype, size_bytes, group_in_words(ranks), is_in_backward(), tuple(ranks), peer, line)
 
 

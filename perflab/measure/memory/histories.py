@@ -1,12 +1,15 @@
-"""Records the history of memory during a block of code: the CPU's with PyTorch's profiler, CUDA's with its recorder.
+"""Records the history of memory during a block or a call to a file: the CPU's with PyTorch's profiler, CUDA's with its
+recorder.
 
 The CPU's file is JSON. The profiler may not report the free of a memory block that is older than the recording. Such a
 block is written down if it survives to the end or its free was reported, and left out otherwise.
 
-CUDA's file is PyTorch's, with perflab's notes appended: what lay at an address and which module ran, and when. A moment
-is the number of allocations and frees so far, which the allocator counts, so no clocks are compared.
+CUDA's file is PyTorch's, with perflab's notes appended, behind the end of its pickle, where no other reader looks: what
+lay at an address and which module ran, and when. A moment is the number of allocations and frees so far, which the
+allocator counts, so no clocks are compared.
 
-Objects are asked during a recording which memory blocks are parameters, gradients or optimizer state.
+Recorders know sizes and stacks. The objects that the code holds know which memory blocks are parameters, gradients or
+optimizer state, and the names of modules. They are asked at the beginning, at the end, and between phases.
 """
 
 from __future__ import annotations
@@ -25,16 +28,19 @@ from perflab.attribution.places import hooked, module_names
 from perflab.base.event_lines import as_lines
 from perflab.base.files import write_whole
 from perflab.base.reachable import reachable
+from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch import machine
 from perflab.internals.of_torch.compiler import is_compiled
-from perflab.measure.machine.devices import synchronize
+from perflab.internals.of_torch.machine import mark_cuda_memory
+from perflab.measure.machine.devices import as_out_of_memory, collector_off, synchronize
 from perflab.measure.memory.peak import CpuAllocations, cpu_allocations
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from perflab.measure.calls.workload import Workload
     from perflab.results.peak import PeakPart
 
 
@@ -339,3 +345,91 @@ def _modules_noted(known: KnownBlocks, note: Callable[[str], None]) -> Iterator[
 
     with hooked(enter, leave):
         yield
+
+
+@contextlib.contextmanager
+def record_memory(
+    path: Path, device: torch.device, roots: Callable[[], tuple[Any, ...]] = tuple
+) -> Iterator[MemorySnapshot]:
+    """Record every allocation and free on ``device`` during the block.
+
+    Args:
+        path: where to write, without the ending: ``.pickle`` on CUDA (PyTorch's memory snapshot), ``.json`` on a
+            CPU (``cpu_history``).
+        device: the device to watch.
+        roots: returns the objects that the code holds, by which memory blocks and modules are known.
+
+    Raises:
+        OSError: the file cannot be written.
+        UnansweredError: the device has no history of its memory.
+    """
+    snapshot = MemorySnapshot(_file(path, device))
+    record = cpu_history if backend_of(device).is_host else cuda_history
+    with record(snapshot, roots, device):
+        yield snapshot
+
+
+def record_call(workload: Workload, path: Path, device: torch.device, *, runs_out: bool = False) -> MemorySnapshot:
+    """Record one call, with its phases as stages; ``path`` as in ``record_memory``. On a CPU, a call precedes it.
+
+    ``runs_out``: the call is expected to run out of memory, and is recorded up to that point; on a CPU it is then the
+    only call.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    snapshot = MemorySnapshot(_file(path, device))
+    on_host = backend_of(device).is_host
+    workload.make_ready(2 if on_host and not runs_out else 1)
+    if not on_host:
+        recording = cuda_history(snapshot, lambda: workload.roots, device)
+    else:
+        before = None if runs_out else workload.run
+        recording = cpu_history(snapshot, lambda: workload.roots, device, before=before)
+    with collector_off(), recording as looks, _stages(workload.spans, device, looks.look) as next_stage:
+        try:
+            result = workload.run(next_stage)
+        except (RuntimeError, MemoryError) as error:
+            if not runs_out or as_out_of_memory(error) is None:
+                raise
+        else:
+            looks.look_at_result(result)
+            del result
+    return snapshot
+
+
+def _file(path: Path, device: torch.device) -> Path:
+    backend = backend_of(device)
+    backend.refuse(Quantity.HISTORY, "record it on a CPU or under CUDA")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(path.name + (".json" if backend.is_host else ".pickle"))
+
+
+@contextlib.contextmanager
+def _stages(names: tuple[str, ...], device: torch.device, look: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Mark the stages of a call in the device's recording, one after another.
+
+    Yield a function that ends the current stage, calls ``look``, and begins the next stage.
+    """
+    import torch
+
+    left = iter(names)
+    on_host = backend_of(device).is_host
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> None:
+            name = next(left, "")
+            if not on_host:
+                mark_cuda_memory(name)
+                if name:
+                    stack.callback(mark_cuda_memory, "")
+            elif name:
+                stack.enter_context(torch.profiler.record_function(name))
+
+        def end() -> None:
+            stack.close()
+            look()
+            begin()
+
+        begin()
+        yield end

@@ -23,23 +23,17 @@ _MOST_OF_IT = 0.5
 
 def what_was_compared(results: Sequence[Result]) -> list[str]:
     """Return a line for each reason why time, memory or counts of cases were not compared."""
-    return [*_without_times(results), *_without_quantities(results)]
-
-
-def _without_times(results: Sequence[Result]) -> list[str]:
     compared: dict[str, Counter[str]] = {}
     for result in results:
         one = result.judgement
         if one.time_not_judged is not None and not (result.saved and one.few_runs):  # the next run has enough
             compared.setdefault(one.time_not_judged, Counter())[_exact_of(one)] += 1
-    return [f"{reason}: {_of_cases(counter)} compared" for reason, counter in compared.items()]
-
-
-def _of_cases(compared: Counter[str]) -> str:
-    """Format what was compared, with its verb: ``of 4 cases only memory and counts, of 2 only operators were``."""
-    said = [f"of {format_count(many, 'case')} {f'only {it}' if it else 'nothing'}" for it, many in compared.items()]
-    plural = len(compared) > 1 or next(iter(compared)) not in ("memory", "")
-    return f"{', '.join(said)} {'were' if plural else 'was'}"
+    lines = []
+    for reason, counter in compared.items():  # "of 4 cases only memory and counts, of 2 only operators were compared"
+        said = [f"of {format_count(many, 'case')} {f'only {it}' if it else 'nothing'}" for it, many in counter.items()]
+        plural = len(counter) > 1 or next(iter(counter)) not in ("memory", "")
+        lines.append(f"{reason}: {', '.join(said)} {'were' if plural else 'was'} compared")
+    return lines + _without_quantities(results)
 
 
 def _exact_of(one: Judgement) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from perflab.base.user_lines import CALLERS
 from perflab.measured.report.facts import launching_text, listed, reasons_of
 from perflab.profiles.explanation_text import MOST, Row, explanation_rows, peak_rows
 from perflab.results.measurement import Paired, Record
-from perflab.results.profile import Explanation
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
 from perflab.tables.escaping import result_for_reading
@@ -54,9 +53,12 @@ def explain(result: Result, accept: str | None) -> str:
     if judgement.latency is not None or judgement.memory is not None or counts:
         lines += _numbers(judgement, counts, (result.policy or Policy()).memory_threshold)
     lines += _evidence(record, judgement)
-    where = _where(judgement.phases) if "latency" in judgement.worse else ""
-    if where:
-        lines.append(f"where: {where}")
+    phases = judgement.phases if "latency" in judgement.worse else {}
+    moved = {name: change for name, change in phases.items() if abs(change.ratio - 1.0) > UNCHANGED}
+    if len(phases) > 1 and moved:
+        told = [f"{name} {format_ns(one.before)} -> {format_ns(one.now)}" for name, one in moved.items()]
+        still = [name for name in phases if name not in moved]
+        lines.append(f"where: {', '.join(told)}" + (f" ({listed(still)} unchanged)" if still else ""))
     if "latency" in judgement.worse and judgement.latency is not None and judgement.launching is not None:
         lines += wrapped(f"what: {launching_text(judgement.latency, judgement.launching)}", indent="      ")
     if record is not None:
@@ -79,14 +81,13 @@ def _causes(record: Record, *, timed: bool) -> list[str]:
     at_peak = _fitting("at the peak", rows, most) if peak is not None else []
     if explained is None:
         return at_peak
-    return [*_fitting("cause", _cause_ways(explained, timed=timed), _CAUSE_LINES - len(at_peak)), *at_peak]
-
-
-def _cause_ways(explained: Explanation, *, timed: bool) -> Iterator[list[Row]]:
-    """Yield an explanation in shorter and shorter forms; each has the unexplained part and its reason."""
-    for most in range(MOST, -1, -1):
-        for brief in (False, True) if most else (True,):
-            yield explanation_rows(explained, timed=timed, most=most, brief=brief)
+    # Shorter and shorter forms of the explanation; each has the unexplained part and its reason.
+    forms = (
+        explanation_rows(explained, timed=timed, most=most, brief=brief)
+        for most in range(MOST, -1, -1)
+        for brief in ((False, True) if most else (True,))
+    )
+    return [*_fitting("cause", forms, _CAUSE_LINES - len(at_peak)), *at_peak]
 
 
 def _fitting(title: str, ways: Iterable[Sequence[Row]], most: int) -> list[str]:
@@ -184,14 +185,3 @@ def _paired(record: Record | None, judgement: Judgement) -> Paired | None:
         return None
     by_anchor = "latency" in judgement.drift and judgement.drift["latency"].decides
     return record.paired_to_anchor if by_anchor else record.paired
-
-
-def _where(phases: dict[str, Change]) -> str:
-    if len(phases) < 2:
-        return ""
-    moved = [name for name, change in phases.items() if abs(change.ratio - 1.0) > UNCHANGED]
-    told = [f"{name} {format_ns(phases[name].before)} -> {format_ns(phases[name].now)}" for name in moved]
-    still = [name for name in phases if name not in moved]
-    if not moved:
-        return ""
-    return ", ".join(told) + (f" ({listed(still)} unchanged)" if still else "")

@@ -20,8 +20,7 @@ from perflab.measured.report.side_by_side import (
     side_by_side_lines,
     side_by_side_markdown,
 )
-from perflab.measured.report.studies import Study, studies, without_quotes
-from perflab.measured.report.study_forms import study_data, study_lines, study_markdown
+from perflab.measured.report.studies import Study, studies, study_data, study_lines, study_markdown, without_quotes
 from perflab.measured.report.table import needs_a_look, rows, table
 from perflab.profiles.text import lines as profile_lines
 from perflab.results.environment import slug
@@ -53,6 +52,10 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
     if view.brief:
         listed, groups, left_out = _in_brief(measured, groups, found)
         found = [without_quotes(study) for study in found]
+    memories = [
+        one.record.summary.memory for one in listed if one.record is not None and one.record.summary is not None
+    ]
+    without_tensors = any(memory is not None and memory.exact_bytes == 0 for memory in memories)
     return [
         *(Line(text) for facts in environments(document) for text in wrap_facts(facts, width)),
         *(table(listed, width, view) if listed else []),
@@ -62,7 +65,7 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
         *study_lines(found, width),
         *(Line(text) for text in _profiles(measured, width, brief=view.brief)),
         *([Line(MARKED)] if _has_marks(measured, groups, brief=view.brief) else []),
-        *([Line(_NO_TENSORS)] if "peak" in view.columns and any(map(_has_no_tensors, listed)) else []),
+        *([Line(_NO_TENSORS)] if "peak" in view.columns and without_tensors else []),
     ]
 
 
@@ -157,11 +160,6 @@ def _has_marks(measured: Sequence[Result], groups: Sequence[Group], *, brief: bo
     return any(one.judgement.beside and (brief or one.case in named) for one in measured)
 
 
-def _has_no_tensors(result: Result) -> bool:
-    memory = result.record.summary.memory if result.record is not None and result.record.summary is not None else None
-    return memory is not None and memory.exact_bytes == 0
-
-
 def _in_brief(
     measured: Sequence[Result], groups: Sequence[Group], found: Sequence[Study]
 ) -> tuple[list[Result], list[Group], list[str]]:
@@ -194,7 +192,15 @@ _NO_LIMIT = 1.0
 
 def beyond_the_rate(results: Sequence[Result]) -> list[str]:
     """Return a line on the cases whose share of the matmul rate is implausible, and why."""
-    beyond = [result for result in with_best_rates(results) if _is_beyond(result)]
+    beyond = []
+    for result in with_best_rates(results):
+        record, reading = result.record, judged(result)
+        if record is not None and reading is not None:
+            phases_ns = {f"{phase}_flops": phase_ns for phase, phase_ns in reading.phases_ns.items()}
+            times_ns = {"flops": reading.median_ns} | phases_ns
+            work = [(record.work[unit], taken_ns) for unit, taken_ns in times_ns.items() if unit in record.work]
+            if any(share_of_rate(amount, taken_ns, record) == NO_TELLING for amount, taken_ns in work):
+                beyond.append(result)
     if not beyond:
         return []
     rate = max((result.record.matmul_flops_per_second or 0.0) for result in beyond if result.record is not None)
@@ -202,17 +208,6 @@ def beyond_the_rate(results: Sequence[Result]) -> list[str]:
         f"MFU: {NO_TELLING} for {format_names(names_of(beyond))}: more FLOP/s than plain matrix products reach here "
         f"({format_rate(rate, 'FLOP')}). Either other processes disturbed the measurement of that rate, "
         "or flops= is too large"
-    ]
-
-
-def _is_beyond(result: Result) -> bool:
-    record, reading = result.record, judged(result)
-    if record is None or reading is None:
-        return False
-    phases_ns = {f"{phase}_flops": phase_ns for phase, phase_ns in reading.phases_ns.items()}
-    times_ns = {"flops": reading.median_ns} | phases_ns
-    return NO_TELLING in [
-        share_of_rate(record.work[unit], taken_ns, record) for unit, taken_ns in times_ns.items() if unit in record.work
     ]
 
 

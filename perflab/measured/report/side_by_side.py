@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perflab.base.data import Parameters
+from perflab.base.grouping import groups_of
 from perflab.base.identity import test_of
 from perflab.measured.report.columns import (
     interval_ns,
@@ -87,10 +88,8 @@ class Group:
         return without_ratio([(name, result, self.timed[0][1]) for name, result in self.timed[1:]])
 
 
-@dataclass(frozen=True)
-class _Member:
-    level: str
-    result: Result
+_Member = tuple[str, Result]
+"""A level and its case."""
 
 
 @dataclass(frozen=True)
@@ -117,19 +116,19 @@ def side_by_side(results: Sequence[Result], parameter: str | None = None) -> lis
         given = parameters_of(result)
         if name is None or name not in given or not result.is_of_a_run:
             continue
-        member = _Member(str(given[name]), result)
+        level = str(given[name])
         others = tuple((other, value) for other, value in given.items() if other != name)
         key = _Key(name, test_of(result.case), others, result.record.environment if result.record else None)
-        titles.setdefault(key, _title(result.case, member.level, dict(others)))
+        titles.setdefault(key, _title(result.case, level, dict(others)))
         if result.record is None:
-            without_record.append((key, member))
+            without_record.append((key, (level, result)))
         else:
-            members.setdefault(key, []).append(member)
+            members.setdefault(key, []).append((level, result))
     for key, member in without_record:  # its machine is unknown: it joins the group of each machine
         for other in [other for other in members if replace(other, environment=None) == key]:
             members[other].append(member)
     groups = [
-        Group(key.parameter, titles[key], _levels(found), [one.result.case for one in found])
+        Group(key.parameter, titles[key], _levels(found), [result.case for _, result in found])
         for key, found in members.items()
     ]
     return [group for group in groups if len(group.levels) > 1]
@@ -260,54 +259,44 @@ def _title(case: str, level: str, others: Parameters) -> str:
 
 
 def _levels(members: Sequence[_Member]) -> list[Level]:
-    measured = [(shown_ns(one.result), one) for one in members]
-    timed = sorted(((ns, one) for ns, one in measured if ns is not None), key=lambda pair: pair[0])
-    levels = [_level(one, ns, timed[0][1].result) for ns, one in timed]
-    reasons: dict[str, list[str]] = {}
-    for time_ns, one in measured:
-        if time_ns is None:
-            reasons.setdefault(said_instead(one.result), []).append(one.level)
-    levels += [Level(", ".join(names), said=said) for said, names in reasons.items()]
-    quotes = {quote.source: quote for one in members if one.result.record for quote in one.result.record.quotes}
+    measured = [(shown_ns(result), name, result) for name, result in members]
+    timed = [(ns, name, result) for ns, name, result in measured if ns is not None]
+    timed.sort(key=lambda one: one[0])
+    levels = [_level(name, result, ns, timed[0][2]) for ns, name, result in timed]
+    reasons = groups_of(((said_instead(one), name) for ns, name, one in measured if ns is None), lambda pair: pair[0])
+    levels += [Level(", ".join(name for _, name in alike), said=said) for said, alike in reasons.items()]
+    quotes = {quote.source: quote for _, result in members if result.record for quote in result.record.quotes}
     for source, quote in quotes.items():
         phases = [f"{phase} {format_ns(ns)}" for phase, ns in quote.phases_ns.items()]
         levels.append(Level(f"quoted: {source}", {"median": format_ns(quote.ns)}, phases, ns=quote.ns))
     return levels
 
 
-def _level(one: _Member, ns: float, base: Result) -> Level:
-    record, turns = one.result.record, turns_with(one.result, base)
+def _level(name: str, result: Result, ns: float, base: Result) -> Level:
+    record, turns, reading = result.record, turns_with(result, base), judged(result)
     assert record is not None
-    cells = {"median": format_ns(ns), "ratio": "1.00" if one.result is base else told(turns.call)[1:]}
+    cells = {"median": format_ns(ns), "ratio": "1.00" if result is base else told(turns.call)[1:]}
     units = [unit for unit in record.work if not phase_in(unit, own_phases(record))]
     unit = _FLOPS if _FLOPS in record.work else next(iter(units), None)
     if unit is not None:
         cells["rate"] = format_rate(record.work[unit] / (ns / 1e9), "FLOP" if unit == _FLOPS else unit)
     if unit == _FLOPS and record.matmul_flops_per_second is not None:
         cells["matmul"] = _share(record.work[unit], ns, record)
-    spread = named("spread")
-    if spread.has(one.result):
-        cells["spread"] = spread.text(spread.value(one.result))
-    peak = named("peak")
-    if peak.has(one.result):
-        cells["peak"] = peak.text(peak.value(one.result))
+    for column in (named("spread"), named("peak")):
+        if column.has(result):
+            cells[column.name] = column.text(column.value(result))
     phases = []
-    for phase, phase_ns in _phases(one.result).items():
+    # One phase alone is the whole call.
+    for phase, phase_ns in reading.phases_ns.items() if reading is not None and len(reading.phases_ns) > 1 else ():
         text = f"{phase} {format_ns(phase_ns)} {told(turns.phases.get(phase))}".rstrip()
         flops = record.work.get(f"{phase}_{_FLOPS}")
         if flops is not None:
             text += f" {format_rate(flops / (phase_ns / 1e9), 'FLOP')}"
             text += f" {_share(flops, phase_ns, record)}" if record.matmul_flops_per_second is not None else ""
         phases.append(text)
-    return Level(one.level, cells, phases, ns=ns, result=one.result)
+    return Level(name, cells, phases, ns=ns, result=result)
 
 
 def _share(flops: float, ns: float, record: Record) -> str:
     share = share_of_rate(flops, ns, record)
     return percent(share) if isinstance(share, float) else share or ""
-
-
-def _phases(result: Result) -> dict[str, float]:
-    """Return the times of the phases in nanoseconds; empty unless there are several."""
-    reading = judged(result)
-    return reading.phases_ns if reading is not None and len(reading.phases_ns) > 1 else {}

@@ -283,7 +283,17 @@ class Cases:
                 if self._job.place is None:
                     say(found)
                 else:  # said once the body has ended: it may still fail
-                    item.stash[ranked.FOUND] = changed(found, stated=_stated(state))
+                    item.stash[ranked.FOUND] = changed(
+                        found,
+                        stated=Stated(
+                            environment=state.part(Learned).environment,
+                            work=state.work,
+                            quotes=state.quotes,
+                            facts=state.facts,
+                            matmul_flops_per_second=state.matmul_flops_per_second,
+                            matmul_precision=state.matmul_precision,
+                        ),
+                    )
             return
         one = judged(state, self._baselines, self._moved)
         if together().world_size > 1:
@@ -305,17 +315,6 @@ class Cases:
 
     def _keep(self, item: pytest.Item, one: Judged) -> None:
         item.stash[STATE].result = one.result
-
-
-def _stated(state: CaseState) -> Stated:
-    return Stated(
-        environment=state.part(Learned).environment,
-        work=state.work,
-        quotes=state.quotes,
-        facts=state.facts,
-        matmul_flops_per_second=state.matmul_flops_per_second,
-        matmul_precision=state.matmul_precision,
-    )
 
 
 def run(

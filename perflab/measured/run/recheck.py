@@ -19,9 +19,8 @@ from _pytest.runner import runtestprotocol
 from perflab.base.data import changed
 from perflab.judging.counts import exactly_worse
 from perflab.measured.run.before import Take, is_of_a_subtest
-from perflab.measured.run.evidence import Evidence
 from perflab.measured.run.replicates import Remeasuring
-from perflab.measured.run.settle import Settling, may_settle
+from perflab.measured.run.settle import Evidence, Settling, may_settle
 from perflab.measured.run.verdict import Judged, failure_of
 from perflab.results.records import Judgement, Verdict
 from perflab.running.case.progress import ProgressLine
@@ -69,7 +68,7 @@ class Recheck:
     ) -> None:
         self._remeasuring = Remeasuring(config, progress, budget)
         self._settling = Settling(config, baselines, progress, budget)
-        self.evidence = Evidence(config, self._settling.code_of, progress, budget)
+        self.evidence = Evidence(config, self._settling, progress, budget)
         self._progress = progress
         self._budget = budget
         self._turn = turn
@@ -206,16 +205,13 @@ class HeldReports:
             held, self._running, self._now = self._now, None, None
             if held is not None:
                 self._held.append(held)
-                self._say_that_it_waits()
+                # The test's outcome gets another line than the one that ``-v`` has begun.
+                reporter = self._config.pluginmanager.getplugin("terminalreporter")
+                if reporter is not None and reporter.verbosity > 0:
+                    reporter.write("WAITS (re-checked after all tests)")
         if held is None:
             item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
-
-    def _say_that_it_waits(self) -> None:
-        """End the line that ``-v`` has begun for a held test; the test's outcome gets another line."""
-        reporter = self._config.pluginmanager.getplugin("terminalreporter")
-        if reporter is not None and reporter.verbosity > 0:
-            reporter.write("WAITS (re-checked after all tests)")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -281,7 +277,10 @@ class HeldReports:
             for report in held.reports:
                 if report.when == "call":
                     if failure is not None:
-                        _fail(item, report, failure)
+                        # As if the test had called ``pytest.fail(failure, pytrace=False)``.
+                        call = pytest.CallInfo.from_call(lambda: pytest.fail(failure, pytrace=False), when="call")
+                        assert call.excinfo is not None
+                        report.outcome, report.longrepr = "failed", item.repr_failure(call.excinfo)
                     self._attach(item, report)
                 item.ihook.pytest_runtest_logreport(report=report)
             item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -294,13 +293,6 @@ class HeldReports:
             for worker in workers:
                 worker.item_index = item.session.items.index(item)
         yield
-
-
-def _fail(item: pytest.Item, report: pytest.TestReport, text: str) -> None:
-    """Change a passed test's report as if the test had called ``pytest.fail(text, pytrace=False)``."""
-    call = pytest.CallInfo.from_call(lambda: pytest.fail(text, pytrace=False), when="call")
-    assert call.excinfo is not None
-    report.outcome, report.longrepr = "failed", item.repr_failure(call.excinfo)
 
 
 def _stop_if_asked(session: pytest.Session) -> None:

@@ -108,7 +108,8 @@ class Remeasuring:
         """Return a replicate from a fresh process, or the reason why there is none."""
         device, left_s = one.device, self._budget.measuring_s()
         release_memory(device)
-        if left_s is not None and left_s < _least_s(one.record):
+        call_ns = one.record.summary.median_ns if one.record.summary is not None else 0.0
+        if left_s is not None and left_s < PROCESS_S + CALLS_AT_LEAST * call_ns / 1e9:
             return one.settings.over_before(_AGAIN)
         problem = no_room(one.record, device)
         if problem is None:
@@ -127,11 +128,6 @@ class Remeasuring:
                     if problem is None or "counts" not in one.judgement.worse:
                         return replicate_of(found.measurement)
         return f"could not be measured again: {problem}"
-
-
-def _least_s(record: Record) -> float:
-    """Return the least time in seconds that a fresh process takes for a case."""
-    return PROCESS_S + (CALLS_AT_LEAST * record.summary.median_ns / 1e9 if record.summary is not None else 0.0)
 
 
 def processes_wanted(judgement: Judgement, replicates: int, *, settles: bool) -> int:
@@ -319,13 +315,3 @@ def noisy_note(what: str, cases: Sequence[str], many: int, typical: Fitness) -> 
     """Return one line on the noisy times of ``cases`` (short names) among ``many`` cases."""
     which = cases[0] if len(cases) == 1 else f"{len(cases)} of {many} cases ({format_names(cases, 3)}), typically"
     return f"{what}: {which}: {'; '.join(typical.marks) or 'no slowdown would count against them'}"
-
-
-def alone_notes(cases: Sequence[str]) -> list[str]:
-    """Return lines on baselines that are a single process each. ``cases``: short names."""
-    if not cases:
-        return []
-    return [
-        f"saved from a single process: {format_names(cases)}: its noise is unknown, so no slowdown counts against it",
-        "  -> save three or more: --perf-replicates=3",
-    ]

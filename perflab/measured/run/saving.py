@@ -14,7 +14,6 @@ from perflab.judging.judge import judge, unconfirmed
 from perflab.judging.kept import (
     Fitness,
     Reading,
-    Step,
     exact_successor,
     fitness,
     is_past_anchor,
@@ -22,9 +21,8 @@ from perflab.judging.kept import (
     times_successor,
 )
 from perflab.measure.calls.nvtx import ranges_asked
-from perflab.measured.baselines import Baselines, packed
-from perflab.measured.exact import split
-from perflab.measured.run.replicates import REFUSED, Replicates, alone_notes, noisy_note
+from perflab.measured.baselines import Baselines, packed, split
+from perflab.measured.run.replicates import REFUSED, Replicates, noisy_note
 from perflab.measured.run.verdict import baselines_of
 from perflab.results.environment import differing, is_fleeting
 from perflab.results.measured import Baseline, Entry, Exact, MeasuredCase
@@ -139,7 +137,12 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
         if which:
             saving.notes.append(noisy_note(what, [*map(short_name, which)], len(cases), replicates.typical(which)))
     saving.notes += [REFUSED] * bool(refused)
-    saving.notes += alone_notes([short_name(case) for case in times if case in fit and fit[case].is_alone])
+    if alone := [short_name(case) for case in times if case in fit and fit[case].is_alone]:
+        said_alone = f"saved from a single process: {format_names(alone)}"
+        saving.notes += [
+            f"{said_alone}: its noise is unknown, so no slowdown counts against it",
+            "  -> save three or more: --perf-replicates=3",
+        ]
     saving.notes += beside_others(
         {
             short_name(case): (there, here)
@@ -192,7 +195,22 @@ def _keep_times(saving: Saving, baselines: Baselines, refused: dict[str, Entry])
     except (BaselineError, OSError) as error:
         saving.notes.append(f"times were not kept for the next run here: {error}")
         return
-    saving.notes += _history_notes(steps, is_named=saving.settings.machine is not None)
+    notes = saving.notes
+    begun = sum(step.is_begun for step in steps.values())
+    if begun:
+        notes.append(f"kept the times of {format_count(begun, 'case')} for the next run here (save: --perf-update-new)")
+        if is_fleeting() and saving.settings.machine is None:
+            notes.append("  this is a container, or has no identifier: name it with --perf-machine=NAME")
+    anew = {case: step.begun_anew for case, step in steps.items() if step.begun_anew is not None}
+    if anew:
+        said = f"this machine's history of {format_count(len(anew), 'case')} was restarted: {_named(anew)}"
+        notes.append("\n".join(textwrap.wrap(said, 80, subsequent_indent="  ", break_on_hyphens=False)))
+    left_out = {case: step.left_out for case, step in steps.items() if step.left_out is not None}
+    if left_out:
+        notes.append(
+            f"not added to this machine's history, though the code is the same: {_named(left_out)}\n"
+            "  -> if these times are the usual ones, delete .perflab/times: the next run starts a new history"
+        )
 
 
 def _reading(saving: Saving, baselines: Baselines, result: Result, refused: Entry | None) -> Reading | None:
@@ -264,27 +282,6 @@ class _Succession:
             f"saved, but still worse than the anchor: {names}",
             f"  the next run will report them again; to accept them: --perf-update {REASON_TO_FILL_IN}",
         ]
-
-
-def _history_notes(steps: Mapping[str, Step], *, is_named: bool) -> list[str]:
-    """Return notes on changes of the cases' histories. ``is_named``: the user gave the machine a name."""
-    notes = []
-    begun = sum(step.is_begun for step in steps.values())
-    if begun:
-        notes.append(f"kept the times of {format_count(begun, 'case')} for the next run here (save: --perf-update-new)")
-        if is_fleeting() and not is_named:
-            notes.append("  this is a container, or has no identifier: name it with --perf-machine=NAME")
-    anew = {case: step.begun_anew for case, step in steps.items() if step.begun_anew is not None}
-    if anew:
-        said = f"this machine's history of {format_count(len(anew), 'case')} was restarted: {_named(anew)}"
-        notes.append("\n".join(textwrap.wrap(said, 80, subsequent_indent="  ", break_on_hyphens=False)))
-    left_out = {case: step.left_out for case, step in steps.items() if step.left_out is not None}
-    if left_out:
-        notes.append(
-            f"not added to this machine's history, though the code is the same: {_named(left_out)}\n"
-            "  -> if these times are the usual ones, delete .perflab/times: the next run starts a new history"
-        )
-    return notes
 
 
 def _named(said: Mapping[str, str]) -> str:

@@ -32,8 +32,8 @@ from perflab.measure.counts.counter import CallCounter
 from perflab.measure.machine.devices import as_out_of_memory, available_bytes, current_device, release_memory
 from perflab.measure.stopping import Progress
 from perflab.measured.run.callgrind import count_under_callgrind, run_counted
-from perflab.measured.run.memory_snapshots import record_where_asked
 from perflab.measured.run.state import Learned, no_graph_for, no_time, no_work
+from perflab.measured.run.verdict import record_where_asked
 from perflab.measurement.callables import Comparison, Limits, in_turns
 from perflab.measurement.measurement import NO_WORK, Measured, is_as_fast_as_none, measure
 from perflab.measurement.passes import with_what_was_alive
@@ -104,9 +104,7 @@ class Measuring:
             self._learned.measurement = None
             raise self._not_measured(error) from error
 
-    def compare(
-        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
-    ) -> Comparison | None:
+    def compare(self, base: Workload, candidate: Workload, budget_s: float, threshold: float) -> Comparison | None:
         """Compare two callables interleaved in this process, in step with other ranks, after one call of each.
 
         None where another process asked for the case's measurement alone.
@@ -118,13 +116,8 @@ class Measuring:
             return None
         self._skip_without_graph()
         state, settings, share_s = self.state, self.state.settings, self._share_s()
-        wanted_s = settings.budget_s if budget_s is None else budget_s
-        limits = Limits(
-            budget_ns=1e9 * (wanted_s if share_s is None else min(wanted_s, share_s)),
-            threshold=settings.threshold if threshold is None else threshold,
-            floor_ns=settings.floor_ns,
-            mode=settings.mode,
-        )
+        budget_ns = 1e9 * (budget_s if share_s is None else min(budget_s, share_s))
+        limits = Limits(budget_ns, threshold, settings.floor_ns, settings.mode)
         with only_compiled_kernels(state.case):
             for workload in (base, candidate):
                 with calling(workload), current_device(self.device):
@@ -162,7 +155,7 @@ class Measuring:
         if measured is None:
             self._look_at_failure(workload)
             self._skip_out_of_memory()
-        if not workload.phases and _does_nothing(measured.measurement, workload, self.device):
+        if not workload.phases and self._does_nothing(measured.measurement, workload):
             raise no_work(state)
         if min(measured.measurement.samples_ns) <= 0:
             raise no_time(state)
@@ -171,18 +164,29 @@ class Measuring:
         state.done = True
         return measured.result
 
+    def _does_nothing(self, measurement: Measurement, workload: Workload) -> bool:
+        """Whether a call does no more than an empty one, beside which it is timed, since cores change their speed."""
+        fastest = min(per_call_ns(measurement.samples_ns, measurement.repetitions))
+        if measurement.memory is not None and measurement.memory.growth_bytes:
+            return False
+        if measurement.empty_call_ns is not None:
+            return fastest <= NO_WORK * measurement.empty_call_ns
+        return is_as_fast_as_none(workload, fastest, measurement.repetitions, self.device)
+
     def _measure(self, workload: Workload) -> Measured | None:
         """Return the measurement; None if a fresh process ran out of memory."""
+        settings = self.state.settings
         return measure(
             workload,
             self.device,
-            self.state.settings.plan_within(self._share_s()),
+            settings.plan_within(self._share_s()),
             BetweenSamples(self.progress, self._learned.ran_on),
             label=self.state.case,
             counter=self._counter(),
-            mode=self.state.settings.mode,
+            mode=settings.mode,
             profile=self._profile(),
-            leak_calls=self._leak_calls(),
+            # A leak is looked for in the process that measures the case first.
+            leak_calls=settings.leak_calls if self.is_first or settings.fresh_process else 0,
         )
 
     def _counted_apart(self, measurement: Measurement) -> Measurement:
@@ -204,11 +208,6 @@ class Measuring:
     def _profile(self) -> ProfilePlan | None:
         """Return the plan of profiling a call; None to take no profile."""
         return None
-
-    def _leak_calls(self) -> int:
-        """Return the number of calls to check for a leak, in the process that measures the case first."""
-        settings = self.state.settings
-        return settings.leak_calls if self.is_first or settings.fresh_process else 0
 
     def _share_s(self) -> float | None:
         """Return the case's share of the run's time in seconds; None if only the case's own budget applies."""
@@ -345,9 +344,7 @@ class Local(Measuring):
 
         return account
 
-    def compare(
-        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
-    ) -> Comparison | None:
+    def compare(self, base: Workload, candidate: Workload, budget_s: float, threshold: float) -> Comparison | None:
         """Compare two callables interleaved, or skip the case if the run's time is over."""
         self._skip_if_late()
         return super().compare(base, candidate, budget_s, threshold)
@@ -489,16 +486,3 @@ def _skip_in_step(needs: Needs) -> None:
     for unmet in together().gathered(needs.unmet()):
         if unmet is not None:
             pytest.skip(unmet)
-
-
-def _does_nothing(measurement: Measurement, workload: Workload, device: torch.device) -> bool:
-    """Whether a call does no more than an empty one.
-
-    A candidate is timed beside an empty call, since cores change their speed.
-    """
-    fastest = min(per_call_ns(measurement.samples_ns, measurement.repetitions))
-    if measurement.memory is not None and measurement.memory.growth_bytes:
-        return False
-    if measurement.empty_call_ns is not None:
-        return fastest <= NO_WORK * measurement.empty_call_ns
-    return is_as_fast_as_none(workload, fastest, measurement.repetitions, device)

@@ -394,7 +394,7 @@ class Predicted:
             pytest.skip("trains or compiles before it measures, which cannot be predicted")
         return self
 
-    def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:
+    def compare(self, base: Workload, candidate: Workload, budget_s: float, threshold: float) -> None:
         """Do nothing, since a prediction runs neither workload."""
 
     def of(self, workload: Workload) -> Any:

@@ -11,11 +11,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from perflab.base.data import Data, changed
@@ -23,10 +24,11 @@ from perflab.base.errors import FreshProcessError
 from perflab.base.identity import file_of
 from perflab.noting import case_id
 from perflab.options import REPLICATE_OPTION
+from perflab.processes.channel import Alive
 from perflab.processes.child import Start, variables_of_a_child, workplace
 from perflab.processes.peer import Ending, How, Peer
 from perflab.ranks.group import places, variables_of_a_rank
-from perflab.ranks.waiting import EndedError, RankError, wait_for_all
+from perflab.ranks.run import EndedError, RankError, wait_for_all
 from perflab.running.case.hanging import patience_of, suspended
 from perflab.running.config.kinds import is_perf_case, tier_asked_by
 from perflab.tiers.job import JOB_RESULTS, Job, JobResult, write_job
@@ -143,12 +145,13 @@ def measure_in_ranks(
     Raises:
         RankError: a rank failed; the error tells which was first, and where the others were.
     """
-
-    def converse(start: Start, silent_s: float, seconds_left: Callable[[], float]) -> Peer[Data, JobResult]:
-        return Peer(start, JOB_RESULTS, EndedError, silent_s=silent_s, seconds_left=seconds_left)
-
-    with ranks_with(config, job, world_size, device, converse, left_s=left_s) as peers:
-        found = wait_for_all(peers, _ends_all)
+    with ranks_with(config, job, world_size, device, JOB_RESULTS, left_s=left_s) as peers:
+        # Other ranks would wait in vain for one whose answer is no measurement.
+        found = wait_for_all(
+            peers,
+            lambda answer: answer,
+            lambda answer: any(one is not None for one in (answer.problem, answer.skipped, answer.out_of_memory)),
+        )
         early = [one for one in found.answers.values() if one.out_of_memory is not None or one.skipped is not None]
         if early:
             return early[0]
@@ -164,14 +167,13 @@ def ranks_with(
     job: Job,
     world_size: int,
     device: str,
-    converse: Callable[[Start, float, Callable[[], float]], Peer[Data, Answer]],
+    answers: msgspec.json.Decoder[Answer | Alive],
     *,
     left_s: float | None = None,
 ) -> Iterator[list[Peer[Data, Answer]]]:
     """Start the ranks of a job's one case, each a fresh process that answers; end them with the block.
 
-    ``converse`` starts a process, given the seconds that it may be silent and how many are left. The other arguments
-    and the error are those of ``measure_in_ranks``.
+    ``answers`` decodes the answers. The other arguments and the error are those of ``measure_in_ranks``.
     """
     until_s = math.inf if left_s is None else time.monotonic() + left_s
     on_cuda = device.startswith("cuda")
@@ -185,16 +187,13 @@ def ranks_with(
                 start, role=f"rank {place.rank} of {world_size}", environment=variables_of_a_rank(start.environment)
             )
             try:
-                peer = converse(start, patience_s, lambda: until_s - time.monotonic())
+                peer = Peer[Data, Answer](
+                    start, answers, EndedError, silent_s=patience_s, seconds_left=lambda: until_s - time.monotonic()
+                )
             except OSError as error:
                 raise RankError(f"{start.role} could not be started: {error.strerror or error}", place.rank) from error
             peers.append(processes.enter_context(peer))
         yield peers
-
-
-def _ends_all(answer: JobResult) -> bool:
-    """Whether a rank's answer is no measurement, so that the other ranks would wait for it in vain."""
-    return any(one is not None for one in (answer.problem, answer.skipped, answer.out_of_memory))
 
 
 def _no_result(ending: Ending, result: JobResult) -> tuple[str, str]:

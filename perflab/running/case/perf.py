@@ -118,9 +118,7 @@ class Way(Protocol):
     def of(self, workload: Workload) -> Any:
         """Treat the workload, and return what its callable returned."""
 
-    def compare(
-        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
-    ) -> Comparison | None:
+    def compare(self, base: Workload, candidate: Workload, budget_s: float, threshold: float) -> Comparison | None:
         """Compare two workloads in turns, and return the comparison; None if this run does not compare."""
 
     def requires(self, claim: Claim) -> Way:
@@ -300,17 +298,9 @@ class Perf:
         """
         settings = self._state.settings
         self._refuse_in_graph(setup, "perf.compare")
-        sides = checked(
-            base,
-            candidate,
-            args,
-            kwargs,
-            setup,
-            self._device,
-            budget_s=settings.budget_s if budget_s is None else budget_s,
-            threshold=settings.threshold if threshold is None else threshold,
-            call="perf.compare",
-        )
+        budget_s = settings.budget_s if budget_s is None else budget_s
+        threshold = settings.threshold if threshold is None else threshold
+        sides = checked(base, candidate, args, kwargs, setup, self._device, budget_s, threshold, call="perf.compare")
         self._refuse_second()
         with awaited(*sides):
             comparison = self._way.compare(*sides, budget_s, threshold)

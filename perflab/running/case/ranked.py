@@ -17,7 +17,7 @@ from perflab.base.errors import UsageError
 from perflab.noting import case_id
 from perflab.processes.channel import say
 from perflab.ranks.group import launched, leave, together
-from perflab.ranks.waiting import RankError
+from perflab.ranks.run import RankError
 from perflab.running.case.fresh_process import measure_in_ranks
 from perflab.running.case.perf import CaseState
 from perflab.running.config.kinds import is_perf_case, reason_of_skip

@@ -112,7 +112,7 @@ def snapshots_of(
 ) -> Callable[..., contextlib.AbstractContextManager[MemorySnapshot]]:
     """Return the value of the ``memory_snapshot`` fixture."""
     from perflab.base.reachable import in_hands_of
-    from perflab.measure.memory.memory_snapshot import record_memory
+    from perflab.measure.memory.histories import record_memory
     from perflab.running.config.folder import file_name_for, own_place
 
     def snapshot(name: str = "snapshot") -> contextlib.AbstractContextManager[MemorySnapshot]:

@@ -63,7 +63,7 @@ class Once:
         refuse_nan(self.state, result)
         return result
 
-    def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:
+    def compare(self, base: Workload, candidate: Workload, budget_s: float, threshold: float) -> None:
         """Run the base once, without a comparison."""
         with calling(base):
             refuse_unfinished(self.state, self._run(base))

@@ -101,8 +101,12 @@ def accept_command(config: pytest.Config, case: str, verdict: Verdict, *, moves_
     anchor moves only if a reason is given, so the command then has a reason to fill in.
     """
     words = without_positionals(config, [os.fspath(argument) for argument in config.invocation_params.args])
-    options = (*_OF_THIS_RUN, "--perf-budget") if _is_short(config) else _OF_THIS_RUN
-    kept = without(words, options, _FLAGS_OF_THIS_RUN)
+    # A shorter time than the project's is enough for a look, but not for a baseline; a longer one is kept, since some
+    # cases are skipped without it.
+    given, own = config.getoption("perf_budget", None), config.getini("perf_budget")
+    usual = own or next(option.default for option in OPTIONS if option.dest == "perf_budget")
+    is_short = given is not None and parse_seconds(given) < parse_seconds(usual)
+    kept = without(words, (*_OF_THIS_RUN, *["--perf-budget"] * is_short), _FLAGS_OF_THIS_RUN)
     file = file_of(case)
     here = os.path.relpath(config.rootpath / file, config.invocation_params.dir)
     flag = "--perf-update-new" if verdict in (Verdict.NEW, Verdict.INCOMPARABLE) else "--perf-update"
@@ -114,13 +118,3 @@ def command_without_limits(config: pytest.Config) -> str:
     """Return the session's command for a shell, without time limits, output options and choices by the last run."""
     words = [os.fspath(argument) for argument in config.invocation_params.args]
     return shlex.join(["pytest", *without(words, (*_LIMITS, *_OUTPUT), (*_OF_THE_LAST_RUN, *_OUTPUT_FLAGS))])
-
-
-def _is_short(config: pytest.Config) -> bool:
-    """Whether the command gives a case less time than the project's setting: enough for a look, but not for a baseline.
-
-    A longer time is kept in the command, since some cases are skipped without it.
-    """
-    given, own = config.getoption("perf_budget", None), config.getini("perf_budget")
-    usual = own or next(option.default for option in OPTIONS if option.dest == "perf_budget")
-    return given is not None and parse_seconds(given) < parse_seconds(usual)

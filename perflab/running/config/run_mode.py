@@ -84,7 +84,13 @@ def mode_asked_for(config: pytest.Config) -> RunMode | None:
         return RunMode.MEASURE
     if any(option.measures and _is_given(config, option.dest) for option in OPTIONS):
         return RunMode.MEASURE
-    return RunMode.MEASURE if _names_perf(config.getoption("markexpr", default="")) else None
+    # ``perf and not slow`` selects the marker, ``not perf`` does not.
+    words = re.findall(r"\w+", config.getoption("markexpr", default=""))
+    return (
+        RunMode.MEASURE
+        if any(word == "perf" and before != "not" for before, word in zip(["", *words], words, strict=False))
+        else None
+    )
 
 
 def refuse_an_empty_choice(config: pytest.Config, found: int) -> None:
@@ -165,12 +171,6 @@ def _is_set(config: pytest.Config, dest: str) -> bool:
         return parse_flag(str(text))
     except ValueError as error:
         raise SettingError(f"ini key {dest}: {error}", "see `pytest --help`, under perflab") from error
-
-
-def _names_perf(expression: str) -> bool:
-    """Whether an ``-m`` expression selects the marker ``perf``: ``perf and not slow`` does, ``not perf`` does not."""
-    words = re.findall(r"\w+", expression)
-    return any(word == "perf" and before != "not" for before, word in zip(["", *words], words, strict=False))
 
 
 def _option(dest: str) -> str:

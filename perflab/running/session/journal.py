@@ -21,7 +21,7 @@ from perflab.base.data import changed, to_json
 from perflab.base.files import abandoned, sweep, try_lock
 from perflab.base.git import current_commit
 from perflab.base.identity import leaf_of, parameters_of
-from perflab.results.measurement import Measurement, Record, per_call_ns
+from perflab.results.measurement import per_call_ns
 from perflab.results.result import Result
 from perflab.running.config.folder import OWN_TIMES, own_folder
 from perflab.store.json_files import forget_dead_lock
@@ -110,13 +110,18 @@ def add_to_benchmark_session(config: pytest.Config, result: Result) -> None:
 
     measurement = record.measurement
     name = leaf_of(result.identity)
+    memory = measurement.memory
+    info: dict[str, Any] = {"perflab_verdict": str(result.judgement.verdict), "device": record.environment.device}
+    if memory is not None and memory.exact_bytes is not None:
+        info["peak_bytes"] = memory.exact_bytes
+    more: dict[str, Mapping[str, Any]] = {"counts": measurement.counts, "work": record.work, "facts": record.facts}
     source = SimpleNamespace(
         name=name,
         fullname=result.identity,
         group="perflab",
         param=parameters_of(result.identity) or None,
         params=dict(record.parameters) or None,
-        extra_info=_extra_info(record, measurement, result),
+        extra_info=info | {name: dict(known) for name, known in more.items() if known},
         cprofile_stats=None,
         has_error=False,
     )
@@ -128,15 +133,6 @@ def add_to_benchmark_session(config: pytest.Config, result: Result) -> None:
     entry.iterations = measurement.repetitions
     earlier = [b for b in session.benchmarks if not (b.fullname == result.identity and b.group == "perflab")]
     session.benchmarks[:] = [*earlier, entry]  # a test that was run again appears once
-
-
-def _extra_info(record: Record, measurement: Measurement, result: Result) -> dict[str, Any]:
-    memory = measurement.memory
-    info: dict[str, Any] = {"perflab_verdict": str(result.judgement.verdict), "device": record.environment.device}
-    if memory is not None and memory.exact_bytes is not None:
-        info["peak_bytes"] = memory.exact_bytes
-    more: dict[str, Mapping[str, Any]] = {"counts": measurement.counts, "work": record.work, "facts": record.facts}
-    return info | {name: dict(known) for name, known in more.items() if known}
 
 
 def spare_second_table(config: pytest.Config) -> None:

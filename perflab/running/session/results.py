@@ -157,7 +157,10 @@ class Collected:
         out.ensure_newline()
         out.section("perf", sep="=")
         width = max(80, out._tw.fullwidth)
-        self._note_unknown_parameter()
+        wanted, results = self._settings.side_by_side, list(self._results.values())
+        if wanted is not None and not any(result.side_by_side for result in results):
+            known = ", ".join(parameter_names(results)) or "none"
+            self._notes.append(f"--perf-side-by-side={wanted}: no case has such a parameter; there are: {known}")
         view = replace(self._settings.view, every=self._config.get_verbosity() > 0)
         for line in summary(self._document(int(exitstatus)), width, self._notes, view=view):
             colour = _COLOURS.get(line.verdict) if line.verdict is not None else None
@@ -172,12 +175,6 @@ class Collected:
                 one_line(note), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
             ):
                 out.write_line(text)
-
-    def _note_unknown_parameter(self) -> None:
-        wanted, results = self._settings.side_by_side, list(self._results.values())
-        if wanted is not None and not any(result.side_by_side for result in results):
-            known = ", ".join(parameter_names(results)) or "none"
-            self._notes.append(f"--perf-side-by-side={wanted}: no case has such a parameter; there are: {known}")
 
     def keep_at_the_end(self, reports: Sequence[pytest.TestReport]) -> list[str]:
         """Take the last results of a run whose process must end now, and write all results; return lines to print."""

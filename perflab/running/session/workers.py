@@ -31,6 +31,10 @@ _CASES_FILE = "perflab_cases"
 """The key in a worker's input of the path of the file of cases."""
 _COLLECTION = "perflab_collection"
 """The key in a worker's output of its collection."""
+_SAID = "its worker process crashed before its re-check"
+_PATIENCE_S = 5.0
+"""The time in seconds to wait for interrupted workers, which end within a moment; pytest-xdist kills workers after
+twice as long."""
 
 
 def tell(config: pytest.Config, cases: list[str], selected: list[str], seen: object, announced: list[str]) -> None:
@@ -63,12 +67,14 @@ class Workers:
         self._config = config
         self._notes = notes
         self._file = Path(tempfile.gettempdir(), f"perflab-cases-{uuid.uuid4().hex}.json")
+        self._begun: dict[object, dict[str, tuple[str, int | None, str]]] = {}
+        """The unfinished tests of each worker; pytest-xdist itself reports the test in which a worker crashed."""
+        self._crashed: list[object] = []
+        self._broken = False
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Give a starting worker the path of the file of cases, and register the plugin that detects lost workers."""
-        if not node.config.pluginmanager.hasplugin("perflab-lost"):
-            node.config.pluginmanager.register(LostWorkers(node.config), "perflab-lost")
+        """Give a starting worker the path of the file of cases."""
         node.workerinput[_CASES_FILE] = str(self._file)
 
     @pytest.hookimpl(optionalhook=True)
@@ -90,33 +96,16 @@ class Workers:
             reporter.write_line(line)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Store a worker's collection; None for a worker that crashed."""
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Store a worker's collection, None for a worker that crashed: one that ended with an error."""
         self._notes.seen.append(getattr(node, "workeroutput", {}).get(_COLLECTION))
+        if error:
+            self._crashed.append(node)
 
     def pytest_unconfigure(self) -> None:
         """Delete the file of cases."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)
-
-
-_SAID = "its worker process crashed before its re-check"
-_PATIENCE_S = 5.0
-"""The time in seconds to wait for interrupted workers, which end within a moment; pytest-xdist kills workers after
-twice as long."""
-
-
-class LostWorkers:
-    """The controller's plugin that tracks the unfinished tests of each worker, and reports those of a lost worker.
-
-    pytest-xdist itself reports the test in which a worker crashed.
-    """
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._begun: dict[object, dict[str, tuple[str, int | None, str]]] = {}
-        self._crashed: list[object] = []
-        self._broken = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note that a test has begun or ended."""
@@ -129,12 +118,6 @@ class LostWorkers:
     def pytest_internalerror(self) -> None:
         """Note that a worker or this process had an internal error."""
         self._broken = True
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Note a worker that has ended by a crash: one that ended with an error."""
-        if error:
-            self._crashed.append(node)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:

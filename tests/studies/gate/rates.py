@@ -30,7 +30,7 @@ from perflab.judging.paired import (
     log_of,
     stage,
 )
-from perflab.measured.exact import split
+from perflab.measured.baselines import split
 from perflab.measured.run.replicates import cleared
 from perflab.results.measured import Entry, MeasuredCase
 from perflab.results.measurement import Paired, Replicate
