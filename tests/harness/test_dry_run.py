@@ -148,10 +148,6 @@ def prediction(*traffic: Traffic, races: tuple[Race, ...] = (), reserved: int = 
     )
 
 
-def test_dry_runs_are_stored_apart() -> None:
-    assert prediction().place == "h100-dry-run"
-
-
 def test_the_same_is_ok_and_less_is_improved() -> None:
     baseline = baseline_of(prediction(add=3), recorded="2026-01-01")
     assert judge_predicted(prediction(add=3), baseline, POLICY).verdict is Verdict.OK

@@ -596,13 +596,10 @@ def test_odd_values_beside_a_range_that_was_never_closed_are_refused_or_left_out
     assert "step" in command("nsys", maker.close(), "--process=4321")
 
 
-def test_an_export_of_kernels_alone_is_read(tmp_path: Path, command: Command) -> None:
+def test_kernels_or_ranges_alone_are_read_and_a_process_is_chosen(tmp_path: Path, command: Command) -> None:
     path = write_run(tmp_path / "run.sqlite")
     altered(path, "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME", "DROP TABLE NVTX_EVENTS")
     assert "softmax" in command("nsys", path, "--verbose")
-
-
-def test_a_process_of_ranges_alone_can_be_chosen(tmp_path: Path, command: Command) -> None:
     maker = Maker(tmp_path / "two.sqlite")
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.range("load", 0, 10 * US, global_tid(77, 77))

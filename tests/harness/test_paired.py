@@ -225,19 +225,13 @@ def test_code_that_got_faster_is_confirmed_beside_a_control_as_a_slowdown_is() -
     assert off.verdict is not Verdict.IMPROVED, "the base came out as much faster than itself"
 
 
-def test_of_a_case_whose_further_pairs_are_not_all_faster_nothing_is_claimed() -> None:
+def test_a_screen_clears_a_case_only_where_its_pairs_leave_no_room() -> None:
     mixed = PairedCase(screen=[-0.03, -0.04, -0.03], confirm=[-0.03, 0.0])
     assert stage(mixed, POLICY, 1) is Stage.CLEARED
     assert latency_findings({"case": mixed}, {}, POLICY)["case"].verdict is Verdict.OK
-
-
-def test_two_pairs_that_leave_room_for_two_and_a_half_thresholds_clear_no_case() -> None:
     assert stage(PairedCase([0.01, -0.03]), POLICY, 1) is Stage.CLEARED
     assert stage(PairedCase([0.01, -0.065]), POLICY, 1) is Stage.UNSCREENED
     assert stage(PairedCase([0.01, -0.065, 0.03]), POLICY, 1) is Stage.OPEN
-
-
-def test_pairs_that_are_all_doubtful_clear_no_case_however_many_the_screen_has() -> None:
     for pairs in ([0.0, 0.0], [0.0, 0.0, 0.0]):
         assert stage(PairedCase(pairs, doubtful=len(pairs)), POLICY, 1) is not Stage.CLEARED
         assert stage(PairedCase(pairs), POLICY, 1) is Stage.CLEARED

@@ -160,12 +160,10 @@ def test_stacks_of_different_lengths_are_unrolled_together_where_nothing_grows_o
     assert same(unrolled(program, wanted), run(program, wanted))
 
 
-def test_what_grows_with_stacks_of_different_lengths_cannot_be_shared_out() -> None:
+def test_what_grows_with_stacks_of_different_lengths_is_shared_out_one_after_another_alone() -> None:
     with pytest.raises(NotPeriodic):
         unrolled(SEQ, {"encoder": 12, "decoder": 7})
 
-
-def test_stacks_of_different_lengths_can_be_unrolled_one_after_another() -> None:
     def encoders(decoders: int) -> Trace:
         few, more = (run(SEQ, {"encoder": number, "decoder": decoders}) for number in (3, 4))
         return unroll(few, more, {"encoder": 12, "decoder": decoders})

@@ -52,13 +52,10 @@ def known_by_id(calls: list[Event], category: str = "copies") -> tuple[object, d
 # --- the host's time ---------------------------------------------------------------------------------------------
 
 
-def test_events_nest_as_they_were_called_and_keep_their_own_time() -> None:
+def test_events_nest_as_they_were_called_and_none_outlives_its_caller() -> None:
     (root,) = nested([call("aten::mm", 20, 70), call("aten::linear", 10, 80), opened("call", 0, 100)])
     assert [one.name for one in root.walk()] == ["call", "aten::linear", "aten::mm"]
     assert [one.self_ns for one in root.walk()] == [30, 20, 50]
-
-
-def test_an_event_that_outlives_its_caller_ends_with_it_so_that_nothing_counts_twice() -> None:
     (root,) = nested([call("aten::linear", 10, 80), call("aten::mm", 20, 85)])
     assert sum(one.self_ns for one in root.walk()) == 70
 
@@ -532,13 +529,10 @@ def test_a_profile_cannot_tell_what_another_thread_s_work_is_for(snapshot: Snaps
     assert said(510e3) == snapshot
 
 
-def test_the_flops_of_an_operator_with_several_kernels_count_once() -> None:
+def test_a_kernel_of_no_operator_has_no_category_and_flops_count_once() -> None:
     kernels = [Kernel("split", 0, 10, operator=1), Kernel("reduce", 10, 20, operator=1)]
     sums = device_sums(kernels, {0: (0, 20)}, {1: Known("aten::mm", "products forward", "", Where(), flops=64)})
     assert sum(one.flops for one in sums.values()) == 64
-
-
-def test_a_kernel_that_no_operator_launched_is_of_no_category() -> None:
     (key,) = device_sums([Kernel("k", 0, 10)], {0: (0, 10)}, {})
     assert (key.category, key.operator) == ("other", "")
 
