@@ -215,12 +215,6 @@ def test_a_race_fails_whatever_the_case_needs(snapshot: SnapshotAssertion) -> No
     assert explain_broken("t.py::test_it", now.dry_run) == snapshot
 
 
-def test_without_a_race_the_judgement_stays() -> None:
-    now = prediction(add=1)
-    judgement = judge_predicted(now, None, POLICY)
-    assert unless_broken(judgement, now) is judgement
-
-
 def test_ranks_that_do_not_match_fail_before_races_are_told(snapshot: SnapshotAssertion) -> None:
     from msgspec.structs import replace
 
