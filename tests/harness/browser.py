@@ -72,7 +72,10 @@ def opened(browser: Any, path: Path, fragment: str = "", **options: Any) -> Iter
 
 
 def assert_accessible(browser: Any, path: Path, scheme: str, width: int) -> list[list[list[str]]]:
-    """Assert that axe finds no violation, in closed sections neither, and return each chart's first two elements."""
+    """Assert that axe finds no violation, in closed sections neither, and that each row has a cell for each column.
+
+    Cells of hidden columns are hidden. Return each chart's first two elements.
+    """
     from axe_playwright_python.sync_playwright import Axe
 
     with opened(browser, path, color_scheme=scheme, viewport={"width": width, "height": 900}) as seen:
@@ -81,6 +84,13 @@ def assert_accessible(browser: Any, path: Path, scheme: str, width: int) -> list
         assert found.violations_count == 0, found.generate_report()
         assert seen.said == []
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+        ragged = seen.page.eval_on_selector_all(
+            "table",
+            "tables => tables.filter(t => t.tHead && [...t.tBodies[0].rows].some(row => row.cells.length !== "
+            "t.tHead.rows[0].cells.length || [...row.cells].some((cell, at) => cell.checkVisibility() !== "
+            "t.tHead.rows[0].cells[at].checkVisibility()))).length",
+        )
+        assert ragged == 0
         charts: list[list[list[str]]] = seen.page.eval_on_selector_all(
             "svg.chart",
             "ones => ones.map(one => [...one.children].slice(0, 2).map(part => [part.tagName, part.textContent]))",

@@ -66,10 +66,8 @@ class Block(Faulty):
         y: Tensor = x + self.mlp(x)
         if self.has("kept product"):
             self.last = 1.0 * y
-        if self.has("one layer of many") and self.number == 5:
+        if self.has("one layer of many") and self.number == 3:
             y = y * 2.0
-        if self.has("kept result"):
-            self.kept = y
         return y
 
 
@@ -79,7 +77,7 @@ class GPT(Faulty):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(100, D)
-        self.blocks = nn.ModuleList(Block() for _ in range(6))
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.head = nn.Linear(D, 100, bias=False)
         self.head.weight = self.embedding.weight
         for number, block in enumerate(self.blocks):
@@ -98,8 +96,8 @@ class GPT(Faulty):
 class EncoderDecoder(Faulty):
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.ModuleList(Block() for _ in range(6))
-        self.decoder = nn.ModuleList(Block(crosses=True) for _ in range(6))
+        self.encoder = nn.ModuleList(Block() for _ in range(4))
+        self.decoder = nn.ModuleList(Block(crosses=True) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         memory = x

@@ -279,7 +279,7 @@ def test_an_ancestor_that_does_not_answer_in_time_is_ended(tmp_path: Path, monke
 def test_a_side_that_is_closed_at_once_is_gone(tmp_path: Path) -> None:
     start = small_start(tmp_path / "head")
     with Ancestor([start]) as ancestor:
-        for _ in range(20):
+        for _ in range(5):
             side = side_process(start, 60.0, ancestor)
             side.close()
             assert gone_within(0.5, side.pid)

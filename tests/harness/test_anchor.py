@@ -69,13 +69,10 @@ def anchor_ms(held: Entry) -> float:
 # --- when it moves -----------------------------------------------------------------------------------------------
 
 
-def test_the_first_save_is_its_own_anchor() -> None:
+def test_an_anchor_stays_through_steps_too_small_to_count() -> None:
     held = saved(100)
     assert held.anchor is None
     assert held.accepted == []
-
-
-def test_steps_too_small_to_count_leave_the_anchor_where_it_was() -> None:
     held = saved(100, 103, 106, 109)
     assert (held.anchor.recorded, held.anchor.steps, held.anchor.commit) == ("2026-08-01", 3, "c0")
     assert anchor_ms(held) == 100
@@ -93,11 +90,13 @@ def test_a_step_past_the_limit_moves_it_in_either_direction(last_ms: float) -> N
     assert accepted.reason is None
 
 
-def test_a_reason_moves_it() -> None:
+def test_a_reason_moves_an_anchor_and_a_new_case_keeps_its_own() -> None:
     held = saved(100, 103, 106, reasons={2: "checks its mask"})
     assert held.anchor is None
     (accepted,) = held.accepted
     assert (accepted.date, accepted.reason) == ("2026-08-03", "checks its mask")
+    (accepted,) = saved(100, reasons={0: "a first version"}).accepted
+    assert (accepted.reason, accepted.latency_ratio) == ("a first version", None)
 
 
 def test_an_improvement_on_the_anchor_moves_it_though_each_step_was_small() -> None:
@@ -105,13 +104,10 @@ def test_an_improvement_on_the_anchor_moves_it_though_each_step_was_small() -> N
     assert anchor_ms(saved(100, 97, 94)) == 94
 
 
-def test_a_difference_below_the_floor_moves_nothing() -> None:
+def test_neither_a_difference_below_the_floor_nor_one_within_noise_moves_it() -> None:
     held = times(saved_replicates(quiet(1_000.0), quiet(2_500.0)))
     assert held.anchor is not None
     assert held.accepted == []
-
-
-def test_the_limit_is_that_of_noisy_replicates_where_they_are_noisy() -> None:
     noisy = [replicate(median) for median in (90 * MS, 100 * MS, 110 * MS)]
     assert times(saved_replicates(noisy, quiet(115 * MS))).anchor is not None
 
@@ -121,11 +117,6 @@ def test_another_environment_starts_anew_and_keeps_the_history() -> None:
     moved = times(successor(held, entry(environment=environment(threads=1)), POLICY, None))
     assert moved.anchor is None
     assert moved.accepted == held.accepted
-
-
-def test_a_new_case_with_a_reason_keeps_it() -> None:
-    (accepted,) = saved(100, reasons={0: "a first version"}).accepted
-    assert (accepted.reason, accepted.latency_ratio) == ("a first version", None)
 
 
 def test_a_case_that_runs_out_of_memory_has_no_anchor_and_neither_when_it_fits_again() -> None:
@@ -208,15 +199,12 @@ def test_one_step_is_told_as_one(snapshot: SnapshotAssertion) -> None:
     assert explain(result(judgement=judged(107, saved(100, 103))), "accept") == snapshot
 
 
-def test_a_case_within_the_limit_of_both_is_ok_and_compared_with_its_baseline() -> None:
+def test_within_both_limits_a_case_is_ok_and_a_step_past_one_is_told_against_the_baseline() -> None:
     judgement = judged(104, saved(100, 103))
     assert judgement.verdict is Verdict.OK
     assert judgement.latency.before == 103 * MS
     assert not judgement.drift["latency"].decides
     assert judgement.drift["latency"].change.ratio == pytest.approx(1.04)
-
-
-def test_a_step_past_the_limit_is_told_against_the_baseline() -> None:
     judgement = judged(130, saved(100, 103))
     assert judgement.verdict is Verdict.REGRESSED
     assert not judgement.drift["latency"].decides

@@ -39,11 +39,6 @@ print(model.reserved_bytes > 0)
 """
 
 
-@pytest.mark.parametrize(("asked", "rounded"), [(1, 512), (511, 512), (512, 512), (513, 1024), (MIB + 1, MIB + 512)])
-def test_sizes_are_rounded_up_to_512_bytes(asked: int, rounded: int) -> None:
-    assert rounded_as_on_cuda(asked) == rounded  # round_size(): kMinBlockSize
-
-
 @pytest.mark.parametrize(
     ("block", "segment"),
     [
@@ -63,16 +58,13 @@ def test_a_segment_is_as_large_as_get_allocation_size_says(block: int, segment: 
     assert allocator.reserved_bytes == segment
 
 
-def test_small_blocks_share_a_segment_of_2_mib_to_its_last_byte() -> None:
+def test_blocks_share_a_segment_to_its_end() -> None:
     allocator = CachingAllocator()  # should_split() in the small pool: remaining >= kMinBlockSize
     first, second, third = (allocator.malloc(size) for size in (MIB, MIB - 512, 500))
     assert (first, second, third) == (FIRST_ADDRESS, FIRST_ADDRESS + MIB, FIRST_ADDRESS + 2 * MIB - 512)
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (2 * MIB, 2 * MIB)
     allocator.malloc(1)
     assert allocator.reserved_bytes == 4 * MIB
-
-
-def test_blocks_of_1_to_10_mib_share_a_segment_of_20_mib() -> None:
     allocator = CachingAllocator()
     addresses = [allocator.malloc(size) for size in (9 * MIB, 9 * MIB, 2 * MIB)]
     assert addresses == [FIRST_ADDRESS, FIRST_ADDRESS + 9 * MIB, FIRST_ADDRESS + 18 * MIB]
@@ -85,13 +77,6 @@ def test_a_large_remainder_of_at_most_1_mib_stays_with_its_block_and_counts_as_a
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (12 * MIB, 12 * MIB)
     allocator.malloc(11 * MIB - 512)
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (23 * MIB - 512, 24 * MIB)
-
-
-def test_the_remainder_of_a_large_block_serves_no_small_one() -> None:
-    allocator = CachingAllocator()  # get_pool(): a pool each
-    allocator.malloc(9 * MIB)
-    allocator.malloc(MIB)
-    assert allocator.reserved_bytes == 22 * MIB
 
 
 def test_the_smallest_free_block_that_will_do_is_taken_and_the_first_of_its_size() -> None:
@@ -120,20 +105,6 @@ def test_freed_neighbours_become_one_block_again() -> None:
     assert allocator.reserved_bytes == 20 * MIB
 
 
-def test_segments_that_lie_side_by_side_stay_apart() -> None:
-    allocator = CachingAllocator()  # prev and next are set by splitting alone
-    for block in [allocator.malloc(10 * MIB) for _ in range(2)]:
-        allocator.free(block)
-    allocator.malloc(20 * MIB)
-    assert allocator.reserved_bytes == 40 * MIB
-
-
-def test_memory_that_was_freed_stays_reserved() -> None:
-    allocator = CachingAllocator()
-    allocator.free(allocator.malloc(50 * MIB))
-    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 50 * MIB)
-
-
 def test_each_segment_that_is_taken_is_told() -> None:
     seen: list[tuple[int, int]] = []
     allocator = CachingAllocator(lambda address, size: seen.append((address, size // MIB)))
@@ -142,13 +113,10 @@ def test_each_segment_that_is_taken_is_told() -> None:
     assert seen == [(FIRST_ADDRESS, 20), (FIRST_ADDRESS + 20 * MIB, 30)]
 
 
-def test_nothing_takes_nothing() -> None:
+def test_a_block_is_freed_once_and_nothing_takes_nothing() -> None:
     allocator = CachingAllocator()  # NativeCachingAllocator::allocate(): size != 0
     allocator.free(allocator.malloc(0))
     assert allocator.reserved_bytes == 0
-
-
-def test_a_block_is_freed_once() -> None:
     allocator = CachingAllocator()
     block = allocator.malloc(1)
     allocator.free(block)

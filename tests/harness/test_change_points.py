@@ -143,12 +143,6 @@ def test_noise_of_unchanged_code_does_not_creep(noise: str) -> None:
     assert sum(creep(one, []) is not None for one in unchanged) <= 3
 
 
-def test_a_faster_case_is_a_change_too() -> None:
-    (change,) = changes_of(noisy((100.0, 30), (90.0, 20)))
-    assert change.high is not None
-    assert change.high < 1.0
-
-
 @pytest.mark.parametrize(
     ("levels", "places", "back_to"),
     [
@@ -166,26 +160,20 @@ def test_of_two_changes_it_is_known_whether_the_first_level_came_back(
     assert holds_size(found[1], levels[2][0] / levels[1][0])
 
 
-def test_single_outliers_are_no_change() -> None:
+def test_outliers_drift_and_what_does_not_vary_are_no_step() -> None:
     values = noisy((100.0, 50))
     values[[7, 20, 21, 41, 49]] *= 3.0
     assert changes_of(values) == []
-
-
-def test_a_steady_drift_is_no_step() -> None:
     assert changes_of(noisy((100.0, 80)) * np.exp(np.linspace(0.0, 0.05, 80))) == []
+    assert changes_of(np.full(50, 3.0)) == []
+    (change,) = changes_of(np.repeat([100.0, 101.0], 25))
+    assert (change.before, change.at, change.after) == (24, 25, 25)
+    assert change.ratio == pytest.approx(1.01, rel=1e-3)
 
 
 def test_a_step_in_a_series_longer_than_what_is_looked_at_together() -> None:
     values = noisy((100.0, LONGEST + 150), (105.0, 130), (110.0, 2 * LONGEST))
     assert [change.at for change in changes_of(values)] == [350, 480]
-
-
-def test_what_does_not_vary_is_no_trouble() -> None:
-    assert changes_of(np.full(50, 3.0)) == []
-    (change,) = changes_of(np.repeat([100.0, 101.0], 25))
-    assert (change.before, change.at, change.after) == (24, 25, 25)
-    assert change.ratio == pytest.approx(1.01, rel=1e-3)
 
 
 @pytest.mark.parametrize("points", range(SHORTEST))

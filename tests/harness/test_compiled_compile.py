@@ -66,23 +66,15 @@ def test_a_product_uses_the_tensor_cores_of_each_generation(found: Found) -> Non
     assert kinds[100].tensor_columns == 128, "float32 sums of 128 columns"
 
 
-def test_a_tensor_descriptor_gives_tma(found: Found) -> None:
-    resources = found["tma", 90].resources
-    assert resources is not None
-    assert set(resources.instructions) == {"wgmma", "tma"}
-
-
-def test_spills_are_what_the_assembler_spilled(found: Found) -> None:
-    resources = found["spilling", 80].resources
-    assert resources is not None
-    assert min(resources.spill_store_bytes, resources.spill_load_bytes, resources.stack_bytes) > 1000
-
-
-def test_shared_memory_past_the_limit_is_compiled_and_told(found: Found) -> None:
-    resources = found["past-the-limit", 90].resources
-    assert resources is not None
-    assert resources.shared_limit_bytes == 227 * 1024 < resources.dynamic_shared_bytes
-    assert (resources.blocks_per_sm, resources.limited_by) == (0, "shared memory")
+def test_tma_spills_and_shared_memory_past_the_limit_are_told(found: Found) -> None:
+    tma, spilling, past = (found[one].resources for one in (("tma", 90), ("spilling", 80), ("past-the-limit", 90)))
+    assert tma is not None
+    assert set(tma.instructions) == {"wgmma", "tma"}
+    assert spilling is not None
+    assert min(spilling.spill_store_bytes, spilling.spill_load_bytes, spilling.stack_bytes) > 1000
+    assert past is not None
+    assert past.shared_limit_bytes == 227 * 1024 < past.dynamic_shared_bytes
+    assert (past.blocks_per_sm, past.limited_by) == (0, "shared memory")
 
 
 def test_what_does_not_compile_is_a_result_that_names_the_line(found: Found, snapshot: SnapshotAssertion) -> None:

@@ -128,13 +128,10 @@ def test_a_kernel_that_got_better_is_improved(before: dict[str, Any]) -> None:
     assert judge_compiled(kernel(), baseline(resources(**before))).verdict is Verdict.IMPROVED
 
 
-def test_the_same_is_ok_and_without_a_baseline_new() -> None:
+def test_unchanged_is_ok_better_makes_up_for_no_worse_and_what_cannot_run_is_broken() -> None:
     assert (judged().verdict, judged().reasons) == (Verdict.OK, [])
     assert judged(num_warps=16, blocks_per_sm=1).verdict is Verdict.OK, "fewer blocks of more warps are no less"
     assert judge_compiled(kernel(), None).verdict is Verdict.NEW
-
-
-def test_better_in_one_way_does_not_make_up_for_worse_in_another() -> None:
     now = resources(spill_store_bytes=4, warps_per_sm=32, blocks_per_sm=4)
     assert judge_compiled(kernel(now), baseline()).worse == ["spills"]
 

@@ -113,11 +113,8 @@ def test_every_kernel_is_compiled_for_every_architecture_that_it_is_registered_f
     assert [str(choice) for choice in found] == ["a-sm80", "a-sm90", "b-sm90"]
 
 
-def test_kernels_of_one_name_in_two_registrations_are_refused() -> None:
+def test_several_kernels_of_a_name_and_none_at_all_are_refused() -> None:
     with pytest.raises(KernelError, match="'a' is registered in several places\n  -> give each kernel its own name"):
         choices_of({"m:X": {90: ["a"]}, "m:Y": {90: ["a"]}})
-
-
-def test_an_empty_registration_is_refused() -> None:
     with pytest.raises(KernelError, match="m:X registers no kernel"):
         choices_of({"m:X": {80: [], 90: []}})

@@ -32,17 +32,11 @@ def reported(
     return dict(locals())
 
 
-def test_spills_are_told_from_the_stack() -> None:
+def test_spills_are_told_from_the_stack_also_those_of_functions_and_other_logs_refused() -> None:
     assert read_assembler(AMPERE) == reported(255, 520, 528, 516, 0)
     assert read_assembler(HOPPER) == reported(8, 16, 0, 0, 4096)
-
-
-def test_what_a_function_spills_that_was_not_inlined_is_the_kernels() -> None:
     function = "    40 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\n"
     assert read_assembler(HOPPER + function) == reported(8, 40, 8, 4, 4096)
-
-
-def test_another_log_is_refused_and_not_taken_for_no_spills() -> None:
     with pytest.raises(ValueError, match="reported neither registers nor spills: 'ptxas warning"):
         read_assembler("ptxas warning: nothing\n")
 
@@ -95,12 +89,9 @@ def test_amds_assembly_says_what_a_kernel_takes() -> None:
         read_amdgcn(CDNA.replace(".vgpr_spill_count", ".x").replace("Occupancy", "x"))
 
 
-def test_the_assembler_tells_its_version() -> None:
+def test_of_what_tools_say_versions_and_lines_with_errors_are_kept() -> None:
     assert assembler_version("Cuda compilation tools, release 12.9, V12.9.86\nBuild x") == "12.9.86"
     assert assembler_version("something else") == "unknown"
-
-
-def test_of_a_long_message_the_lines_with_errors_are_kept() -> None:
     said = "loc: note\nx.py:3:1: error: no such thing\n" + "\n".join(f"frame {n}" for n in range(20))
     assert useful_lines(said) == "x.py:3:1: error: no such thing"
     assert useful_lines("\n".join("abc"), most=2) == "b\nc"

@@ -66,11 +66,8 @@ def test_a_case_that_no_process_of_the_head_collects_fails_its_test_and_says_wha
     assert result.failure == snapshot
 
 
-def test_a_case_that_was_not_asked_for_yet_has_no_result() -> None:
+def test_a_case_that_was_not_timed_is_inconclusive_and_one_not_asked_for_has_no_result() -> None:
     assert conclude(Comparison(cases={"case": Compared("case")}), MAIN, POLICY, {}) == {}
-
-
-def test_tests_that_passed_without_a_time_are_inconclusive_with_a_reason() -> None:
     result = concluded(ended(head="passed", base="passed"))
     assert (result.judgement.verdict, result.judgement.reasons) == (Verdict.INCONCLUSIVE, ["it was not timed"])
 

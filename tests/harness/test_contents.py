@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -159,13 +158,6 @@ def test_a_case_that_is_noise_alone_is_written_so_that_it_reads(tmp_path: Path) 
     assert latency is not None
     assert (latency.low, latency.high) == (0.0, None)
     assert latency.is_vague  # as it was before it was written
-
-
-def test_a_results_file_without_a_commit_still_reads(tmp_path: Path) -> None:
-    path = tmp_path / "old.json"
-    write_document(document(result()), path)
-    assert "commit" not in json.loads(path.read_text())
-    assert read_document(path).commit is None
 
 
 def test_a_report_as_json_is_named_as_what_it_is(

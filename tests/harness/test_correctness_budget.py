@@ -42,12 +42,9 @@ def test_the_worst_row_shows_what_the_other_metrics_miss() -> None:
     assert blunt.exceeded_by(measure_errors(got, reference)) == ("worst_row",)
 
 
-def test_the_limit_is_a_multiple_of_plains_error_and_the_band() -> None:
+def test_the_limit_is_a_multiple_of_plains_error_and_the_band_for_each_metric() -> None:
     budget = Budget(plain=Errors(1.0, 2.0, 3.0, 4.0), band=Errors(0.1, 0.2, 0.3, 0.4), multiple=2.0)
     assert budget.limit == Errors(2.1, 4.2, 6.3, 8.4)
-
-
-def test_each_metric_is_held_to_its_own_limit_and_nan_to_none() -> None:
     budget = Budget(plain=Errors(1.0, 1.0, 1.0, 1.0), band=Errors(0.0, 0.0, 0.0, 0.0), multiple=1.0)
     assert budget.exceeded_by(Errors(1.0, 1.0, 1.0, 1.0)) == ()
     assert budget.exceeded_by(Errors(1.1, 1.0, 1.0, 1.0)) == ("max",)
@@ -67,23 +64,17 @@ def test_the_band_is_half_an_ulp_of_the_result_and_one_of_the_sums_behind_it() -
     assert cancelled.max == pytest.approx(1000.0 * sums)
 
 
-def test_integers_have_no_band() -> None:
+def test_integers_have_no_band_and_the_largest_draw_of_plain_counts() -> None:
     assert rounding_band(doubles(7.0, 9.0), torch.int64) == Errors(0.0, 0.0, 0.0, 0.0)
-
-
-def test_the_largest_of_several_draws_of_plain_counts() -> None:
     reference = doubles(1.0, 2.0)
     budget = derive_budget(reference, reference, torch.float64, other_draws=[Errors(0.5, 0.1, 0.2, 0.3)])
     assert budget.plain == Errors(0.5, 0.1, 0.2, 0.3)
 
 
-def test_what_is_not_finite_is_left_to_the_comparison() -> None:
+def test_what_is_not_finite_empty_or_a_scalar_has_errors_too() -> None:
     reference = doubles(1.0, -math.inf, 2.0)
     assert measure_errors(doubles(1.5, 7.0, math.nan), reference).max == pytest.approx(0.5)
     assert measure_errors(doubles(math.nan, math.nan, math.nan), reference) == Errors(0.0, 0.0, 0.0, 0.0)
-
-
-def test_nothing_at_all_and_a_scalar_have_errors_too() -> None:
     assert measure_errors(torch.empty(0, 4), torch.empty(0, 4).double()) == Errors(0.0, 0.0, 0.0, 0.0)
     assert measure_errors(torch.tensor(1.5), torch.tensor(1.0).double()) == Errors(0.5, 0.5, 0.5, 0.5)
 

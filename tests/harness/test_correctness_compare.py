@@ -92,13 +92,10 @@ def test_what_cannot_be_compared_says_why(got: torch.Tensor | None, text: str) -
     assert str(report) == f"dv is wrong: {text}"
 
 
-def test_a_reference_that_is_nan_is_refused() -> None:
+def test_integers_are_compared_exactly_and_nan_in_a_reference_is_refused() -> None:
     reference = torch.tensor([1.0, math.nan], dtype=torch.float64)
     with pytest.raises(ValueError, match=r"the reference of out is NaN at \[1\]: define what is right there"):
         compare("out", torch.zeros(2), reference, torch.zeros(2))
-
-
-def test_integers_are_compared_exactly() -> None:
     reference = torch.tensor([3.0, 4.0], dtype=torch.float64)
     right = torch.tensor([3, 4])
     assert compare("index", right, reference, right).ok
@@ -118,9 +115,10 @@ def test_a_report_puts_what_is_wrong_first() -> None:
     assert lines[-1].startswith("out is right")
 
 
-def test_a_tensor_that_the_candidate_did_not_give_is_wrong() -> None:
+def test_a_missing_tensor_is_wrong_and_no_gradient_right_where_the_reference_is_zero() -> None:
     reference, plain = make_case()
     assert "dq is wrong: missing" in str(compare_all({}, {"dq": reference}, {"dq": plain}))
+    assert compare("dv", None, torch.zeros(2).double(), torch.zeros(2)).ok
 
 
 def test_cancelled_terms_widen_the_budget_by_their_rounding_only() -> None:
@@ -129,7 +127,3 @@ def test_cancelled_terms_widen_the_budget_by_their_rounding_only() -> None:
     assert not compare("dq", torch.full((4,), 1e-6), reference, plain).ok
     assert compare("dq", torch.full((4,), 1e-6), reference, plain, magnitude=magnitude).ok
     assert not compare("dq", torch.full((4,), 1e-4), reference, plain, magnitude=magnitude).ok
-
-
-def test_a_gradient_that_is_none_is_right_where_the_reference_is_zero() -> None:
-    assert compare("dv", None, torch.zeros(2).double(), torch.zeros(2)).ok

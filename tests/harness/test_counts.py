@@ -47,12 +47,9 @@ def counted_workload(workload: Workload) -> dict[str, int]:
 # --- real calls on a CPU ------------------------------------------------------------------------------------------
 
 
-def test_operators_that_the_code_calls_are_counted_and_not_what_these_call() -> None:
+def test_operators_are_counted_and_not_what_these_call_nor_ranges() -> None:
     x, weights = torch.ones(4, 8), torch.ones(8, 8)
     assert counted(lambda: torch.nn.functional.linear(x, weights).relu().sum())["operators"] == 3
-
-
-def test_work_without_tensors_calls_no_operator() -> None:
     assert counted(lambda: sum(range(100))) == {"operators": 0, "allocations": 0}
 
 
@@ -123,9 +120,14 @@ def test_a_count_that_differs_from_call_to_call_is_left_out() -> None:
 # --- what the profiler saw, by hand -------------------------------------------------------------------------------
 
 
-def test_each_counted_call_is_a_span_of_its_own() -> None:
+def test_allocations_regions_and_spans_are_told_from_events() -> None:
     events = [Event(COUNTED, 300, 400, scope=7), Event("aten::add", 310, 320), Event(COUNTED, 100, 200, scope=7)]
     assert spans(events) == [Span(100, 200), Span(300, 400)]
+    events = [Event("[memory]", at, at, size_bytes=size) for at, size in ((99, 8), (100, 8), (150, -8), (160, 0))]
+    assert count_allocations(events, SPAN) == 1
+    names = ["Torch-Compiled Region: 0/0", "TorchDynamo Cache Lookup", "Torch-Compiled Region: 1/2"]
+    events = [Event(name, 100 + at, 150) for at, name in enumerate([*names, names[0]])]
+    assert compiled_regions(events, SPAN) == {"0/0", "1/2"}
 
 
 def test_an_operator_within_another_is_told_by_time_and_thread() -> None:
@@ -141,17 +143,6 @@ def test_an_operator_within_another_is_told_by_time_and_thread() -> None:
         Event("aten::sum", 200, 210),  # after it
     ]
     assert outermost_operators(events, SPAN) == ["aten::linear", "aten::mm", "aten::relu", "aten::mul"]
-
-
-def test_frees_and_empty_blocks_are_no_allocations() -> None:
-    events = [Event("[memory]", at, at, size_bytes=size) for at, size in ((99, 8), (100, 8), (150, -8), (160, 0))]
-    assert count_allocations(events, SPAN) == 1
-
-
-def test_regions_of_torch_compile_are_named_by_frame_and_compilation() -> None:
-    names = ["Torch-Compiled Region: 0/0", "TorchDynamo Cache Lookup", "Torch-Compiled Region: 1/2"]
-    events = [Event(name, 100 + at, 150) for at, name in enumerate([*names, names[0]])]
-    assert compiled_regions(events, SPAN) == {"0/0", "1/2"}
 
 
 def cuda_counts(*names: str, correlations: tuple[int, ...] = ()) -> dict[str, int]:
@@ -177,9 +168,14 @@ def test_a_profiler_has_seen_cuda_if_it_saw_the_harness_wait(name: str) -> None:
     assert saw_waits([Event("aten::mm", 0, 9), Event(name, 1, 2)]) == (name == "cudaDeviceSynchronize")
 
 
-def test_reading_a_number_back_is_one_sync_and_its_copy_is_none() -> None:
+def test_waits_are_counted_within_the_call_and_what_calls_disagree_on_is_dropped() -> None:
     call = ("aten::item", "aten::_local_scalar_dense", "cudaMemcpyAsync", "cudaStreamSynchronize")
     assert cuda_counts(*call) == {"kernel_launches": 0, "host_syncs": 1}
+    events = [Event("cudaDeviceSynchronize", at, at + 5, correlation=at) for at in (90, 150, 205)]
+    assert count_launches(events, SPAN)["host_syncs"] == 1
+    assert agreed([{"operators": 3, "allocations": 2}, {"operators": 3, "allocations": 1}]) == {"operators": 3}
+    assert agreed([{"operators": 3, "recompiles": 1}, {"operators": 3}]) == {"operators": 3}
+    assert agreed([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -193,17 +189,6 @@ def test_a_launch_counts_once_though_the_runtime_calls_the_driver_for_it(
     names: tuple[str, ...], correlations: tuple[int, ...]
 ) -> None:
     assert cuda_counts(*names, correlations=correlations)["kernel_launches"] == 2
-
-
-def test_cuda_calls_outside_of_the_counted_call_are_the_harness_own() -> None:
-    events = [Event("cudaDeviceSynchronize", at, at + 5, correlation=at) for at in (90, 150, 205)]
-    assert count_launches(events, SPAN)["host_syncs"] == 1
-
-
-def test_what_calls_disagree_on_is_dropped() -> None:
-    assert agreed([{"operators": 3, "allocations": 2}, {"operators": 3, "allocations": 1}]) == {"operators": 3}
-    assert agreed([{"operators": 3, "recompiles": 1}, {"operators": 3}]) == {"operators": 3}
-    assert agreed([]) == {}
 
 
 # --- torch.compile ------------------------------------------------------------------------------------------------

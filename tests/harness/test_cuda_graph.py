@@ -13,7 +13,6 @@ from perflab.base.errors import CaptureError
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks.modes import CALLS_BEFORE, ColdDeviceStopwatch, GraphStopwatch
 from perflab.measure.machine.devices import as_out_of_memory
-from perflab.measure.stopping import Plan, warm_up
 from tests.harness.fake_cuda import FakeCuda, taking
 from tests.harness.test_cold import Evicting
 
@@ -89,12 +88,6 @@ def test_another_number_of_calls_is_captured_anew_without_calls_before(cuda: Fak
         assert stopwatch.time(work, repetitions).total_ns == 1_000 * repetitions
     assert cuda.log.count("capture") == 3
     assert len(calls) == CALLS_BEFORE + 1 + 10 + 100
-
-
-def test_a_sample_of_a_graph_is_calibrated_as_any_other(cuda: FakeCuda) -> None:
-    stopwatch, work = GraphStopwatch(CUDA), of(taking(cuda.work, 4_000))
-    warmup = warm_up(lambda n: stopwatch.time(work, n), Plan(1e9), lambda _: None)
-    assert (warmup.repetitions, warmup.settled) == (250, True)
 
 
 def test_a_graph_that_was_given_back_is_captured_again(cuda: FakeCuda) -> None:

@@ -55,10 +55,14 @@ def held(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_number_a_gpu_is_the_current_one_and_without_a_gpu_there_is_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     visible(monkeypatch, A, B, current=1)
     assert identity_of("cuda") == identity_of("cuda:1") == identity_of(torch.device("cuda", 1))
     assert identity_of("cuda") != identity_of("cuda:0")
+    visible(monkeypatch)
+    assert identities_of_all() == ["cpu"]
 
 
 def test_one_gpu_has_one_lock_whatever_cuda_visible_devices_makes_of_its_number(
@@ -88,11 +92,6 @@ def test_what_loads_the_whole_machine_holds_every_device(monkeypatch: pytest.Mon
         names = held(tmp_path)
     assert len(names) == 3
     assert [any(one in name for name in names) for one in ("-cpu.", A, B)] == [True] * 3
-
-
-def test_without_a_gpu_the_machine_is_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    visible(monkeypatch)
-    assert identities_of_all() == ["cpu"]
 
 
 class Other:

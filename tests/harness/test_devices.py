@@ -81,19 +81,13 @@ def test_a_number_beyond_the_devices_names_those_that_are_there(gpus: Gpus, name
     assert "CUDA_VISIBLE_DEVICES" in str(caught.value)
 
 
-def test_auto_is_a_gpu_where_there_is_one_and_a_cpu_elsewhere(gpus: Gpus) -> None:
+def test_auto_is_a_gpu_where_there_is_one_and_workers_spread_over_them(gpus: Gpus) -> None:
     gpus(0)
     assert resolve_device("auto") == CPU
     gpus(1)
     assert resolve_device("auto") == GPU
-
-
-def test_cpu_is_a_cpu_whatever_else_is_there(gpus: Gpus) -> None:
     gpus(4)
     assert resolve_device("cpu", worker=3) == CPU
-
-
-def test_workers_spread_over_the_gpus_unless_one_is_named(gpus: Gpus) -> None:
     gpus(2)
     for name in ("auto", "cuda"):
         assert [resolve_device(name, worker).index for worker in range(4)] == [0, 1, 0, 1]
@@ -103,16 +97,13 @@ def test_workers_spread_over_the_gpus_unless_one_is_named(gpus: Gpus) -> None:
 # --- waiting and releasing ---------------------------------------------------------------------------------------
 
 
-def test_a_gpu_is_waited_for_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_waited_for_and_emptied_and_a_cpu_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[object] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     synchronize(CPU)
     assert waited == []
     synchronize(GPU)
     assert waited == [GPU]
-
-
-def test_releasing_memory_empties_a_gpus_cache_and_leaves_cuda_alone_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
     monkeypatch.setattr(Backend, "await_autograd", lambda _: done.append("awaited"))
@@ -120,9 +111,6 @@ def test_releasing_memory_empties_a_gpus_cache_and_leaves_cuda_alone_on_a_cpu(mo
     assert done == []
     release_memory(GPU)
     assert done == ["awaited", "emptied"]
-
-
-def test_a_cpu_is_current_without_any_doing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", None)
     with current_device(CPU):
         pass
@@ -222,11 +210,6 @@ def test_the_room_on_a_gpu_is_what_is_free_and_what_pytorch_keeps_for_later(monk
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 60)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 40)
     assert available_bytes(GPU) == 120
-
-
-def test_this_machine_has_some_room() -> None:
-    room = available_bytes(CPU)
-    assert room is None or room > 0
 
 
 def raised_by_the_cpu_allocator(size_bytes: int) -> BaseException:

@@ -166,9 +166,11 @@ def test_shards_stand_in_the_order_in_which_all_cases_were_collected_or_else_are
     assert [row.case for row in merge([two, one]).results] == ["b1", "b2", "a1", "a2"]
 
 
-def test_what_stands_before_the_table_of_any_part_stands_there_once() -> None:
+def test_the_order_of_results_and_of_what_stands_before_the_table_is_kept() -> None:
     parts = [part(preface=["against main"]), part(preface=["against main", "and more"], minute=1)]
     assert merge(parts).preface == ["against main", "and more"]
+    results = {case: result(case) for case in "cax"}
+    assert [one.case for one in in_order(results, ["a", "b", "c"])] == ["a", "x", "c"]
 
 
 def test_what_a_run_left_out_that_stopped_at_a_failure_fails_the_whole_until_it_has_run() -> None:
@@ -244,11 +246,6 @@ def test_the_order_of_the_whole_is_found_again_from_any_parts_once_one_part_know
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=4))
 def test_weaving_loses_nothing_and_repeats_nothing(orders: list[list[str]]) -> None:
     assert sorted(weave(orders)) == sorted({case for order in orders for case in order})
-
-
-def test_a_result_that_is_in_no_order_stands_after_the_one_it_followed() -> None:
-    results = {case: result(case) for case in "cax"}
-    assert [one.case for one in in_order(results, ["a", "b", "c"])] == ["a", "x", "c"]
 
 
 # --- predictions -----------------------------------------------------------------------------------------------

@@ -148,10 +148,6 @@ def prediction(*traffic: Traffic, races: tuple[Race, ...] = (), reserved: int = 
     )
 
 
-def test_dry_runs_are_stored_apart() -> None:
-    assert prediction().place == "h100-dry-run"
-
-
 def test_the_same_is_ok_and_less_is_improved() -> None:
     baseline = baseline_of(prediction(add=3), recorded="2026-01-01")
     assert judge_predicted(prediction(add=3), baseline, POLICY).verdict is Verdict.OK
@@ -217,12 +213,6 @@ def test_a_race_fails_whatever_the_case_needs(snapshot: SnapshotAssertion) -> No
     assert judgement.reasons == snapshot
     assert now.dry_run is not None
     assert explain_broken("t.py::test_it", now.dry_run) == snapshot
-
-
-def test_without_a_race_the_judgement_stays() -> None:
-    now = prediction(add=1)
-    judgement = judge_predicted(now, None, POLICY)
-    assert unless_broken(judgement, now) is judgement
 
 
 def test_ranks_that_do_not_match_fail_before_races_are_told(snapshot: SnapshotAssertion) -> None:

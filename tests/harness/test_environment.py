@@ -48,14 +48,6 @@ def test_nccls_version_and_variables_are_part_of_the_environment_of_ranks_on_gpu
     assert current_environment(torch.device("cpu")).nccl is None
 
 
-def test_a_gpus_folder_does_not_depend_on_the_cores_beside_it() -> None:
-    assert slug(cuda_environment(cores=8)) == slug(cuda_environment(cores=96))
-
-
-def test_equal_environments_may_be_compared() -> None:
-    assert differing(environment(), environment()) == {}
-
-
 @pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Environment)])
 def test_every_field_alone_keeps_two_environments_apart_and_is_named(field: str) -> None:
     before = cuda_environment(triton="3.6.0")

@@ -37,13 +37,10 @@ btime 1700000000
 """
 
 
-def test_busy_stolen_and_all_time_of_the_cores_are_read_without_counting_guests_twice() -> None:
+def test_cpu_times_are_read_of_the_cores_in_use_without_counting_guests_twice() -> None:
     assert parse_cpu_time(STAT, {0, 1}, TICK_NS) == CpuTime(
         cores=2, total_ns=(2696 + 2845) * TICK_NS, busy_ns=(161 + 290) * TICK_NS, stolen_ns=40 * TICK_NS
     )
-
-
-def test_only_the_cores_that_this_process_may_use_are_counted_and_an_old_kernel_knows_no_stolen_time() -> None:
     one = parse_cpu_time(STAT, {1}, TICK_NS)
     assert (one.cores, one.busy_ns, one.stolen_ns) == (1, 290 * TICK_NS, 25 * TICK_NS)
     assert parse_cpu_time("cpu0 1 2 3 4", {0}, 10) == CpuTime(cores=1, total_ns=100, busy_ns=60, stolen_ns=0)
@@ -54,14 +51,11 @@ def test_a_text_without_these_cores_says_nothing(text: str) -> None:
     assert parse_cpu_time(text, {0, 1}, TICK_NS) is None
 
 
-def test_pressure_is_the_total_of_some_in_nanoseconds() -> None:
+def test_pressure_and_the_times_of_a_process_are_read() -> None:
     text = "some avg10=0.24 avg60=0.24 avg300=0.65 total=2390\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
     assert parse_pressure(text) == 2_390_000
     assert parse_pressure("full avg10=0.00 total=7\n") is None
     assert parse_pressure("") is None
-
-
-def test_a_process_with_parentheses_in_its_name_is_read_to_its_end() -> None:
     fields = [str(number) for number in range(3, 53)]
     assert parse_process(f"4711 (a (b) c) {' '.join(['S', *fields[1:]])}") == (4, 14 + 15 + 16 + 17, 39)
 
@@ -81,18 +75,12 @@ def test_neighbours_are_what_the_cores_did_less_what_this_process_did() -> None:
     assert finer.neighbours_cores == 0.0
 
 
-def test_stolen_time_is_a_share_of_the_time_in_which_there_was_work() -> None:
+def test_neighbours_and_stolen_time_are_told_of_spans_long_enough() -> None:
     assert between(host(0, 0), host(S, 900 * MS, 900 * MS, stolen_ns=100 * MS)).steal_share == 0.1
     assert between(host(0, 0), host(S, 0, 0)).steal_share == 0.0
-
-
-def test_a_span_of_few_ticks_says_nothing() -> None:
     short = between(host(0, 0), host(SHORTEST_SPAN_NS - 1, 10 * MS, 0))
     assert (short.neighbours_cores, short.steal_share, short.pressure_share) == (None, None, None)
     assert short.span_ns == SHORTEST_SPAN_NS - 1
-
-
-def test_counters_that_stand_still_are_not_taken_for_an_idle_machine() -> None:
     still = between(host(0, 0, total_ns=0), host(S, 0, S, total_ns=0))
     assert (still.neighbours_cores, still.steal_share) == (None, None)
 

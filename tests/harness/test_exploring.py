@@ -89,19 +89,13 @@ def test_what_is_a_polynomial_takes_a_trace_for_each_degree_and_one_to_prove_it(
     assert len(asked.sizes) == traces
 
 
-def test_what_was_proven_once_is_not_traced_again() -> None:
+def test_the_largest_size_is_none_any_or_known_without_a_trace() -> None:
     asked = Asked(affine)
     search = Search(asked, 5_000 * KIB, {4: affine(4), 8: affine(8)}, points=2)
     assert search.largest(4) == truth(affine, 5_000 * KIB, 1)
     assert asked.sizes == []
-
-
-def test_where_not_even_the_smallest_size_fits_there_is_none() -> None:
     for shape in (affine, quadratic):
         assert Search(shape, 50 * KIB, {4: shape(4)}, points=None).largest(4) is None
-
-
-def test_what_does_not_grow_with_a_size_fits_at_any() -> None:
     asked = Asked(constant)
     found = Search(asked, 11 * KIB, {4: constant(4)}, points=None).largest(4)
     assert found is not None

@@ -14,12 +14,9 @@ def written(**tensors: torch.Tensor) -> str:
     return GoldenTensors.serialize(None, tensors)  # type: ignore[arg-type]
 
 
-def test_what_is_written_is_read_back_bit_by_bit() -> None:
+def test_golden_tensors_are_read_back_bit_by_bit_and_another_order_of_additions_is_no_change() -> None:
     assert list(differences(written(out=KEPT), written(out=KEPT))) == []
     assert '"0.1 -2.0 3e-17"' in written(out=KEPT)
-
-
-def test_another_order_of_additions_is_no_change() -> None:
     terms = torch.sin(torch.arange(1000, dtype=torch.float64))
     one, other = terms.sum(), terms.flip(0).cumsum(0)[-1]
     assert one != other

@@ -395,7 +395,7 @@ def test_what_needs_more_memory_on_a_slower_machine_is_an_alarm_beside_the_machi
 
 # --- many cases beside noise: one cause is one alarm, and nothing else is ---------------------------------
 
-RUNS, CASES = 60, 400
+RUNS, CASES = 60, 200
 MIDDLE = RUNS // 2
 NOISE = 0.02
 
@@ -405,8 +405,8 @@ def name_of_many(number: int) -> str:
 
 
 def one_of_many(number: int) -> Values:
-    """Every hundredth becomes 8 % slower in the middle run, which has one operator more."""
-    slowed, before = number % 100 == 0, 1e6 * (1 + number % 50)
+    """Every fiftieth becomes 8 % slower in the middle run, which has one operator more."""
+    slowed, before = number % 50 == 0, 1e6 * (1 + number % 50)
     times = noisy(step(MIDDLE, before, before * (1.08 if slowed else 1.0)), number, NOISE)
     fixed = noisy(lambda run: 20_000, CASES + number, NOISE)
     return lambda run: {
@@ -418,7 +418,7 @@ def one_of_many(number: int) -> Values:
     }
 
 
-def test_what_slowed_four_cases_of_four_hundred_is_one_alarm_at_its_commit(tmp_path: Path) -> None:
+def test_what_slowed_four_cases_of_two_hundred_is_one_alarm_at_its_commit(tmp_path: Path) -> None:
     write_runs(tmp_path, RUNS, {name_of_many(number): one_of_many(number) for number in range(CASES)})
     (tmp_path / "run-007.json").write_bytes((tmp_path / "run-007.json").read_bytes()[:5_000])
     contents = contents_in(tmp_path)
@@ -426,7 +426,7 @@ def test_what_slowed_four_cases_of_four_hundred_is_one_alarm_at_its_commit(tmp_p
     (event,) = [event for event in contents.events if event.kind == "alarm"]
     assert (event.good, event.bad) == (f"{MIDDLE:040x}", f"{MIDDLE + 1:040x}")
     named = {contents.series[one.series].case for one in event.members if contents.series[one.series].exact}
-    assert named == {name_of_many(number) for number in range(0, CASES, 100)}
+    assert named == {name_of_many(number) for number in range(0, CASES, 50)}
     assert event.smallest is not None
     assert event.largest is not None
     assert 1.0 < event.smallest < 1.08 < event.largest < 1.2

@@ -154,16 +154,16 @@ def test_runs_of_one_moment_that_differ_are_two(tmp_path: Path) -> None:
     assert (len(contents_in(tmp_path).runs), contents_in(tmp_path).repeated) == (2, 0)
 
 
-def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(tmp_path: Path, command: Command) -> None:
-    write_runs(tmp_path, 1000, {case_name(1): lambda run: {"peak": 4096}})
-    (tmp_path / "run-500.json").write_bytes((tmp_path / "run-500.json").read_bytes()[:-40])
-    (tmp_path / "run-600.json").write_text('{"schema": 1, "benchmarks": []}')
-    (tmp_path / "run-700.json").write_bytes(b"\x00\xff\x00")
-    (tmp_path / "run-800.json").write_text('{"kind": "perflab report", "schema": 99, "runs": []}')
+def test_of_many_files_the_damaged_ones_are_named_and_left_out(tmp_path: Path, command: Command) -> None:
+    write_runs(tmp_path, 100, {case_name(1): lambda run: {"peak": 4096}})
+    (tmp_path / "run-050.json").write_bytes((tmp_path / "run-050.json").read_bytes()[:-40])
+    (tmp_path / "run-060.json").write_text('{"schema": 1, "benchmarks": []}')
+    (tmp_path / "run-070.json").write_bytes(b"\x00\xff\x00")
+    (tmp_path / "run-080.json").write_text('{"kind": "perflab report", "schema": 99, "runs": []}')
     shown = command("history", tmp_path)
-    assert f"{tmp_path}: 996 runs, 2026-01-01 to " in shown
+    assert f"{tmp_path}: 96 runs, 2026-01-01 to " in shown
     left_out = [line for line in shown.splitlines() if line.startswith("left out: ")]
-    assert [re.findall(r"run-(\d+)", line) for line in left_out] == [["500"], ["600"], ["700"], ["800"]]
+    assert [re.findall(r"run-(\d+)", line) for line in left_out] == [["050"], ["060"], ["070"], ["080"]]
     assert "newer perflab" in left_out[3]
 
 

@@ -164,10 +164,15 @@ def test_columns_stand_below_each_other_whatever_a_name_holds(tmp_path: Path) ->
     assert len("".join(lines)) < 8_000, "a name of 10,000 letters fills no screen"
 
 
-def test_names_are_as_long_as_tells_cases_apart(tmp_path: Path) -> None:
+def test_values_and_names_are_as_long_as_tells_them_apart(tmp_path: Path) -> None:
     cases = ("tests/a/test_x.py::test_step[1]", "tests/b/test_x.py::test_step[1]", "tests/b/test_x.py::test_step[2]")
     write_runs(tmp_path, 4, {case: lambda run: {"peak": 1} for case in cases})
     assert [row.name for row in contents_in(tmp_path).series] == ["a:test_x:step[1]", "b:test_x:step[1]", "step[2]"]
+    assert sparkline([1.0, 1.0, 2.0, 2.0], 24) == "▁▁██"
+    assert sparkline([5.0] * 100, 24) == "▅" * 24
+    assert sparkline([0.0, 0.0], 24) == "▅▅"
+    assert set(sparkline([100.0, 101.0] * 5, 10)) <= set("▄▅"), "one percent is not a mountain"
+    assert len(sparkline([float(at) for at in range(100)], 24)) == 24
 
 
 def test_options_that_would_make_no_difference_are_refused(command: Command, snapshot: SnapshotAssertion) -> None:
@@ -194,11 +199,3 @@ def test_options_that_would_make_no_difference_are_refused(command: Command, sna
 )
 def test_two_values_are_told_so_that_they_differ(before: float, now: float, unit: str, told: str) -> None:
     assert pair_text(before, now, unit) == told
-
-
-def test_a_sparkline_has_the_width_it_may_and_shows_noise_as_small() -> None:
-    assert sparkline([1.0, 1.0, 2.0, 2.0], 24) == "▁▁██"
-    assert sparkline([5.0] * 100, 24) == "▅" * 24
-    assert sparkline([0.0, 0.0], 24) == "▅▅"
-    assert set(sparkline([100.0, 101.0] * 5, 10)) <= set("▄▅"), "one percent is not a mountain"
-    assert len(sparkline([float(at) for at in range(100)], 24)) == 24

@@ -216,19 +216,20 @@ def test_imports_point_down() -> None:
     assert lint_imports(config_filename=str(HOUSE.with_name("pyproject.toml")), no_cache=True) == 0
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_imports_only_what_its_room_may(file: str) -> None:
-    source = (HOUSE / file).read_text(encoding="utf-8")
-    assert offences(source, module_of(file)) == []
+def sources() -> dict[str, str]:
+    """The text of each file of the package."""
+    return {file: (HOUSE / file).read_text(encoding="utf-8") for file in FILES}
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in FILES if not {*TIERS, "lab", "attention"} & {*Path(file).with_suffix("").parts}]
-)
-def test_common_files_hold_no_tiers_name(file: str) -> None:
-    tree = ast.parse((HOUSE / file).read_text(encoding="utf-8"))
-    found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & {*TIERS}
-    assert bool(found) is (file in TIERS_AS_TEXT)
+def test_a_file_imports_only_what_its_room_may() -> None:
+    assert [one for file, text in sources().items() for one in offences(text, module_of(file))] == []
+
+
+def test_common_files_hold_no_tiers_name() -> None:
+    for file, text in sources().items():
+        if not {*TIERS, "lab", "attention"} & {*Path(file).with_suffix("").parts}:
+            found = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)} & {*TIERS}
+            assert bool(found) is (file in TIERS_AS_TEXT), file
 
 
 @pytest.mark.parametrize("name", TIERS)
@@ -243,16 +244,15 @@ def test_what_a_tier_calls_is_its_own_and_there(name: str) -> None:
         assert all(callable(resolve_name(f"{one.module}:{asked.name}")) for asked in one.names)
 
 
-@pytest.mark.parametrize("file", FILES_BESIDE)
-def test_nocuda_imports_nothing_of_ours_and_nothing_that_is_installed(file: str) -> None:
-    source = (BESIDE / file).read_text(encoding="utf-8")
-    module = ".".join(["nocuda", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
-    assert offences(source, module) == []
+def test_nocuda_imports_nothing_of_ours_and_nothing_that_is_installed() -> None:
+    for file in FILES_BESIDE:
+        module = ".".join(["nocuda", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
+        assert offences((BESIDE / file).read_text(encoding="utf-8"), module) == []
 
 
-@pytest.mark.parametrize("path", [HOUSE / file for file in FILES] + [BESIDE / file for file in FILES_BESIDE], ids=str)
-def test_a_module_begins_with_a_docstring(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+def test_a_module_begins_with_a_docstring() -> None:
+    paths = [*(HOUSE / file for file in FILES), *(BESIDE / file for file in FILES_BESIDE)]
+    assert [path for path in paths if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))] == []
 
 
 @pytest.mark.parametrize(
@@ -367,11 +367,11 @@ def triton_below_the_top(source: str) -> list[str]:
     return [one for one in modules if one.startswith("triton.") and one != "triton.language"]
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file.split("/")[0] != "internals"])
-def test_what_is_private_of_torch_and_triton_stands_in_one_place(file: str) -> None:
-    source = (HOUSE / file).read_text(encoding="utf-8")
-    found = {*private_names(source), *triton_below_the_top(source)}
-    assert found == {*OF_PYTEST.get(file, ()), *BY_ITSELF.get(file, ())}
+def test_what_is_private_of_torch_and_triton_stands_in_one_place() -> None:
+    for file, text in sources().items():
+        if not file.startswith("internals/"):
+            found = {*private_names(text), *triton_below_the_top(text)}
+            assert found == {*OF_PYTEST.get(file, ()), *BY_ITSELF.get(file, ())}, file
 
 
 @pytest.mark.parametrize(

@@ -68,20 +68,14 @@ def test_either_side_begins() -> None:
     assert 30 < [next(places(["head", "base"], 1, [], draw)).side for _ in range(100)].count("head") < 70
 
 
-def test_short_samples_share_a_turn_and_the_first_of_them_is_thrown_away() -> None:
+def test_the_shape_of_turns_follows_the_pace_of_both_sides() -> None:
     shape = shape_of([Pace(10, 1 * MS), Pace(10, 1 * MS)], 100 * MS, least_blocks=2, hands_back=False)
     assert shape == Shape(repetitions=10, samples=4, rewarm=True, blocks=4)
     assert shape_of([Pace(1, 0.0)], MS, least_blocks=1, hands_back=False).samples == MOST_SAMPLES
     assert shape_of([Pace(1, MS)], 1e12, least_blocks=1, hands_back=False).blocks == BLOCKS
-
-
-def test_both_sides_have_as_many_calls_in_a_sample_and_the_slower_one_says_how_long_it_is() -> None:
     shape = shape_of([Pace(100, 1 * MS), Pace(1, 2 * MS)], 10_000 * MS, least_blocks=1, hands_back=False)
     assert (shape.repetitions, shape.samples) == (100, 1)
     assert shape.blocks == 10_000 // (4 * 200)
-
-
-def test_long_samples_need_no_rewarming_unless_memory_was_handed_back() -> None:
     paces = [Pace(1, LONG_NS), Pace(1, LONG_NS)]
     assert shape_of(paces, MS, least_blocks=2, hands_back=False) == Shape(1, 1, rewarm=False, blocks=2)
     assert shape_of(paces, MS, least_blocks=1, hands_back=True) == Shape(1, 1, rewarm=True, blocks=1)
@@ -105,12 +99,9 @@ def test_a_pair_is_the_median_of_its_blocks_and_one_ruined_turn_does_not_move_it
     assert log_ratio([*steady(990.0), *new[1:]], old) == pytest.approx(math.log(1.1))
 
 
-def test_what_slows_down_evenly_within_blocks_cancels() -> None:
+def test_blocks_cancel_an_even_slowdown_and_where_they_disagree_a_pair_is_uncertain() -> None:
     # A B B A in four moments, each a hundredth slower than the one before.
     assert log_ratio(steady(1.00, 1.03), steady(1.01, 1.02)) == pytest.approx(0.0, abs=1e-3)
-
-
-def test_blocks_that_disagree_leave_a_pair_uncertain_and_without_a_whole_block_there_is_none() -> None:
     old = steady(*[100.0] * 8)
     found = reading(steady(90.0, 90.0, 110.0, 110.0, 130.0, 130.0, 70.0, 70.0), old)
     assert found.error > 0.1

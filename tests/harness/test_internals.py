@@ -287,7 +287,7 @@ def test_dynamo_without_counters_is_an_error_and_without_frames_it_counts_no_bre
     assert compiler.dynamo_counters() == compiler.CompilerState(0, 0, None)
 
 
-def test_a_patch_that_finds_nothing_raises_and_puts_back_what_it_had_replaced() -> None:
+def test_patches_are_put_back_also_where_one_finds_nothing() -> None:
     owner = types.SimpleNamespace(there=1)
     patches = [(owner, "there", 2), (owner, "gone", 3)]
     with (
@@ -296,22 +296,16 @@ def test_a_patch_that_finds_nothing_raises_and_puts_back_what_it_had_replaced() 
     ):
         pass
     assert vars(owner) == {"there": 1}
-
-
-def test_rules_of_shapes_are_put_back_and_new_ones_are_taken_out_again() -> None:
     table = {"there": 1, "other": 2}
     with shape_rules_replaced(table, {"there": 3, "new": 4}):
         assert table == {"there": 3, "other": 2, "new": 4}
     assert table == {"there": 1, "other": 2}
 
 
-def test_an_operator_with_another_name_is_an_error_before_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_and_shape_rules_that_are_gone_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels._LAUNCHES, "_safe_softmax_v2", 6)
     with pytest.raises(InternalsError, match=r"has no torch\.ops\.aten\._safe_softmax_v2, which"), as_cuda():
         pass
-
-
-def test_a_shape_rule_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InternalsError, match=r"has no rule for aten\.add\.Tensor in torch\._subclasses\.fake_impls"):
         tracing.shape_rule_replaced_in(add(), "give it other dtypes")
 
@@ -399,7 +393,7 @@ def test_metadata_without_tensor_memory_is_an_error() -> None:
 # Versions.
 
 
-def test_the_oldest_checked_versions_are_declared_and_no_newest() -> None:
+def test_the_oldest_checked_versions_are_declared_and_pins_are_in_the_range() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {
         *project["dependencies"],
@@ -407,9 +401,6 @@ def test_the_oldest_checked_versions_are_declared_and_no_newest() -> None:
     }
     oldest = (f"{one.package}>={'.'.join(map(str, one.oldest))}" for one in (TORCH, TRITON))
     assert {*oldest} <= declared  # and no newest: who upgrades loses what has changed, and nothing else
-
-
-def test_what_is_pinned_is_in_the_checked_range() -> None:
     pins = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split() if "==" in line
     )

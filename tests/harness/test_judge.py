@@ -184,24 +184,28 @@ def test_a_reading_within_the_threshold_is_ok(share: float) -> None:
     assert judgement.latency.limit == pytest.approx(1.05)
 
 
-def test_a_much_faster_first_reading_is_suspect_too() -> None:
+def test_what_a_first_reading_makes_suspect_is_measured_again() -> None:
     first = judge(record(replicate(80 * MS)), entry(), POLICY)
     assert (first.verdict, first.suspect, first.unsettled) == (Verdict.IMPROVED, True, [])
+    judgement = judge(
+        record(replicate(100 * MS, peak_bytes=2**20 + 1)), entry(quiet(100 * MS, peak_bytes=2**20)), POLICY
+    )
+    assert judgement.suspect
 
 
-def test_a_baseline_whose_processes_differ_calls_no_faster_reading_a_regression() -> None:
+def test_replicates_that_differ_widen_the_limit_and_call_no_faster_reading_a_regression() -> None:
     assert judge(record(replicate(60 * MS)), entry(ms(90, 100, 110)), POLICY).verdict is not Verdict.REGRESSED
+    latency = judge(record(replicate(115 * MS)), entry(ms(90, 100, 110)), POLICY).latency
+    assert latency.limit is not None
+    assert latency.limit > 1.15
 
 
-def test_a_confirmed_slowdown_has_its_interval() -> None:
+def test_a_confirmed_slowdown_has_its_interval_and_the_first_reading_no_say() -> None:
     latency = judge_again(quiet(SLOW)).latency
     assert latency.now == SLOW
     assert latency.low is not None
     assert latency.high is not None
     assert 1.05 < latency.low < 1.30 < latency.high
-
-
-def test_the_first_reading_has_no_say_once_there_are_fresh_ones() -> None:
     moderate = judge(record(replicate(110 * MS), fresh=quiet(SLOW)), entry(), POLICY)
     assert moderate == judge(record(replicate(1000 * MS), fresh=quiet(SLOW)), entry(), POLICY)
 
@@ -220,12 +224,6 @@ def test_the_threshold_and_the_floor_are_the_policys(
 ) -> None:
     now = record(replicate(now_ns), fresh=quiet(now_ns))
     assert judge(now, entry(quiet(before_ns)), policy).verdict is verdict
-
-
-def test_the_differences_of_replicates_widen_the_limit() -> None:
-    latency = judge(record(replicate(115 * MS)), entry(ms(90, 100, 110)), POLICY).latency
-    assert latency.limit is not None
-    assert latency.limit > 1.15
 
 
 def test_readings_too_wild_for_any_interval_have_no_bound_and_replace_no_anchor() -> None:
@@ -296,17 +294,13 @@ def test_the_slack_on_cuda_is_what_its_allocator_rounds_sizes_to() -> None:
     assert block_bytes_on("cuda") == 512  # kMinBlockSize of CUDACachingAllocator
 
 
-def test_more_memory_in_the_first_reading_is_suspect() -> None:
-    judgement = judge(
-        record(replicate(100 * MS, peak_bytes=2**20 + 1)), entry(quiet(100 * MS, peak_bytes=2**20)), POLICY
-    )
-    assert judgement.suspect
-
-
-def test_growth_that_only_one_fresh_process_shows_is_no_regression() -> None:
+def test_growth_of_memory_needs_a_baseline_and_all_fresh_processes() -> None:
     fresh = [replicate(peak_bytes=2**20), replicate(peak_bytes=2**21), replicate(peak_bytes=2**21)]
     judgement = judge(record(fresh[2], fresh=fresh), entry(quiet(100 * MS, peak_bytes=2**20)), POLICY)
     assert judgement.verdict is Verdict.OK
+    judgement = judge(record(replicate(peak_bytes=2**30)), entry(), POLICY)
+    assert judgement.verdict is Verdict.OK
+    assert judgement.memory is None
 
 
 CALLS_THAT_DIFFER: dict[str, tuple[dict[str, int], Verdict, list[str]]] = {
@@ -328,12 +322,6 @@ def test_calls_that_differ_in_what_was_exact_are_never_ok(
     assert (judgement.verdict, judgement.worse) == (verdict, worse)
     assert (judgement.memory is None) == (least.get("memory") == 2**10)
     assert any(reason.startswith("calls differ") for reason in judgement.reasons) == (worse != ["counts"])
-
-
-def test_a_baseline_without_memory_says_nothing_of_memory() -> None:
-    judgement = judge(record(replicate(peak_bytes=2**30)), entry(), POLICY)
-    assert judgement.verdict is Verdict.OK
-    assert judgement.memory is None
 
 
 @pytest.mark.parametrize(
@@ -414,15 +402,12 @@ def test_a_case_that_fits_again_is_told_so_where_memory_is_another_environments(
     assert judgement.reasons == snapshot
 
 
-def test_out_of_memory_by_more_than_the_baselines_peak_is_a_regression_also_without_times() -> None:
+def test_out_of_memory_by_more_than_the_baselines_peak_is_a_regression_in_its_environment() -> None:
     assert judge(ran_out(2**40), small(), POLICY).verdict is Verdict.REGRESSED
     assert judge(ran_out(2**20), small(), POLICY).verdict is Verdict.OOM, "the machine may be a small one"
     held = changed(ran_out(2**20).out_of_memory, alive=[PeakPart(category="parameters", size_bytes=2**20, blocks=1)])
     assert judge(changed(ran_out(), out_of_memory=held), small(), POLICY).verdict is Verdict.REGRESSED
     assert judge(ran_out(None), small(), POLICY).verdict is Verdict.OOM
-
-
-def test_out_of_memory_is_not_held_against_memory_that_may_differ_here_for_reasons_of_its_own() -> None:
     other = changed(ran_out(2**40), environment=environment(threads=8))
     assert judge(other, small(), POLICY).verdict is Verdict.OOM
 
@@ -430,20 +415,13 @@ def test_out_of_memory_is_not_held_against_memory_that_may_differ_here_for_reaso
 # --- phases ------------------------------------------------------------------------------------------------------
 
 
-def test_phases_are_compared_by_their_medians() -> None:
+def test_phases_that_both_sides_have_are_compared_by_their_medians() -> None:
     before = [replicate(phases_ns={"forward": f, "backward": b}) for f, b in ((10, 20), (11, 21), (99, 99))]
     fresh = [replicate(SLOW, phases_ns={"forward": f, "backward": b}) for f, b in ((11, 40), (11, 42), (12, 44))]
     phases = judge_again(fresh, before).phases
     assert (phases["forward"].before, phases["forward"].now, phases["forward"].ratio) == (11, 11, 1.0)
     assert (phases["backward"].before, phases["backward"].now, phases["backward"].ratio) == (21, 42, 2.0)
     assert list(phases) == ["forward", "backward"]
-
-
-def test_a_phase_that_only_one_side_has_or_that_took_no_time_is_left_out() -> None:
     before = [replicate(phases_ns={"forward": 10.0, "optimizer": 0.0})]
     now = replicate(phases_ns={"forward": 10.0, "backward": 5.0, "optimizer": 3.0})
     assert list(judge(record(now), entry(before), POLICY).phases) == ["forward"]
-
-
-def test_a_case_without_phases_has_none() -> None:
-    assert judge(record(), entry(), POLICY).phases == {}

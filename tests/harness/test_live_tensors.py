@@ -145,13 +145,10 @@ def test_a_kibibyte_is_found_wherever_the_callable_has_it(make: Callable[[], obj
     assert held(make()) == 1
 
 
-def test_buffers_of_a_module_are_held() -> None:
+def test_state_of_modules_and_optimizers_is_held() -> None:
     module = nn.Module()
     module.register_buffer("table", kib(3))
     assert held(module) == 3
-
-
-def test_optimizer_state_and_gradients_are_held() -> None:
     weight = nn.Parameter(torch.zeros(KIB // 4))
     optimizer = torch.optim.SGD([weight], momentum=0.9)
     torch.autograd.backward(weight.sum())
@@ -159,14 +156,12 @@ def test_optimizer_state_and_gradients_are_held() -> None:
     assert held(optimizer.step) == 3  # weight, gradient, momentum
 
 
-def test_a_global_that_a_function_names_is_held() -> None:
+def test_a_global_that_a_function_names_is_held_and_an_attribute_of_its_name_is_not() -> None:
     def work() -> torch.Tensor:
         return WEIGHT + 1
 
     assert held(work) == 7
 
-
-def test_a_global_that_only_an_inner_function_names_is_held() -> None:
     def work() -> list[torch.Tensor]:
         return [WEIGHT + n for n in range(3)]
 
@@ -180,22 +175,13 @@ def test_a_global_that_only_an_inner_function_names_is_held() -> None:
 # --- each once ---------------------------------------------------------------------------------------------------
 
 
-def test_a_tensor_that_is_met_twice_counts_once() -> None:
+def test_a_storage_counts_once_and_whole() -> None:
     x = kib()
     assert held(x, [x, x], functools.partial(torch.add, x)) == 1
-
-
-def test_views_count_as_their_one_storage_and_hold_all_of_it() -> None:
     x = kib(4)
     assert held(x[:10], x[5:], x.view(2, -1), x.t()) == 4
     assert held(kib(4)[:1]) == 4
     assert held(torch.zeros(KIB, 1, dtype=torch.uint8).expand(-1, 1000)) == 1
-
-
-def test_tied_weights_count_once() -> None:
-    first, second = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
-    second.weight = first.weight
-    assert held(first, second) == 1
 
 
 def test_things_that_hold_each_other_or_lie_very_deep_come_to_an_end() -> None:

@@ -113,13 +113,10 @@ def test_a_long_run_is_as_short_with_columns_and_an_order_of_the_reader_s_own() 
     assert listed == [f"alone[{number}]" for number in reversed(range(9))]
 
 
-def test_everything_is_shown_where_it_is_asked_for() -> None:
+def test_everything_is_shown_where_it_is_asked_for_and_of_predictions_alone() -> None:
     run = [*grid(), *(alone(number) for number in range(9))]
     assert sum(line.endswith("  ok") for line in shown(*run, view=View(every=True))) == 30
     assert "attention[256-128]" in shown(*run, view=View(every=True))
-
-
-def test_predictions_alone_are_told_in_full_however_long() -> None:
     run = [predicted_result(case=f"t.py::test_step[{number}]") for number in range(60)]
     assert shown(*run) == shown(*run, view=View(every=True))
     assert len(shown(*run)) > LONG

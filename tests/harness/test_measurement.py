@@ -46,14 +46,13 @@ def test_a_measurement_has_its_samples_its_memory_and_the_last_result(virtual_cl
     assert found.result[0].item() == len(calls)
 
 
-def test_every_phase_has_as_many_samples_as_the_whole(virtual_clock: VirtualClock) -> None:
+def test_every_phase_has_as_many_samples_as_the_whole_and_a_fixed_warm_up_is_counted(
+    virtual_clock: VirtualClock,
+) -> None:
     step = Step(lambda: virtual_clock.advance(60 * MS), lambda _loss: virtual_clock.advance(40 * MS))
     found = measured(step).measurement
     assert list(found.phases_ns) == ["forward", "backward"]
     assert [sum(parts) for parts in zip(*found.phases_ns.values(), strict=True)] == found.samples_ns
-
-
-def test_a_fixed_warm_up_is_counted(virtual_clock: VirtualClock) -> None:
     assert measured(Workload(virtual_clock.advance, (100 * MS,), {}), warmup=3).measurement.warmup_calls == 3
 
 
@@ -63,19 +62,13 @@ def boiled_down(samples_ns: list[int], repetitions: int = 1) -> Measurement:
     )
 
 
-def test_a_replicate_tells_times_of_one_call() -> None:
+def test_a_replicate_tells_times_of_one_call_and_trims_no_sample() -> None:
     found = replicate_of(boiled_down([1_000 * MS, 1_400 * MS, 1_200 * MS], repetitions=10))
     assert (found.median_ns, found.fastest_ns, found.mean_ns, found.samples) == (120 * MS, 100 * MS, 120 * MS, 3)
     assert found.std_ns == pytest.approx(20 * MS)
     assert found.noise == pytest.approx(20.0 / 120.0, abs=1e-6)
-
-
-def test_a_replicate_of_one_sample_has_no_deviation() -> None:
     found = replicate_of(boiled_down([1_000]))
     assert (found.median_ns, found.std_ns, found.samples) == (1_000.0, 0.0, 1)
-
-
-def test_no_sample_is_trimmed_from_mean_and_deviation() -> None:
     found = replicate_of(boiled_down([100] * 9 + [100_000]))
     assert found.mean_ns == 10_090.0
     assert found.std_ns > 30_000

@@ -15,12 +15,9 @@ MODES = (DEFAULT, Mode(cache="cold"), Mode(cuda_graph=True), Mode(cache="cold", 
 CASES = ("t/test_x.py::test_y", "t/test_x.py::TestX::test_y[a-{cold}]", "t/test_x.py::test_y[1]@gpu")
 
 
-def test_the_default_mode_is_stored_under_the_node_id_alone() -> None:
-    assert identity("test_x.py::test_y", Mode()) == "test_x.py::test_y"
-
-
-def test_every_mode_has_a_name_of_its_own() -> None:
-    assert [identity("test_x.py::test_y[a]", mode) for mode in MODES][1:] == [
+def test_every_mode_but_the_default_adds_its_name() -> None:
+    assert [identity("test_x.py::test_y[a]", mode) for mode in MODES] == [
+        "test_x.py::test_y[a]",
         "test_x.py::test_y[a] {cold}",
         "test_x.py::test_y[a] {graph}",
         "test_x.py::test_y[a] {cold, graph}",
@@ -33,14 +30,11 @@ def test_the_case_of_an_identity_is_the_case_that_it_was_made_of(case: str, mode
     assert without_mode(identity(case, mode)) == case
 
 
-def test_neither_a_folder_nor_parameters_with_separators_end_a_test_early() -> None:
+def test_parts_of_a_name_are_found_and_a_mode_that_does_not_exist_is_not_read() -> None:
     case = "[old] v2/test_x.py::TestX::test_y[k::8 [a]/b]"
     assert without_parameters(case) == "[old] v2/test_x.py::TestX::test_y"
     assert (leaf_of(case), parameters_of(case)) == ("test_y[k::8 [a]/b]", "k::8 [a]/b")
     assert function_of("test_y[k::8] {cold}") == "test_y"
-
-
-def test_a_mode_that_does_not_exist_is_not_read() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"Invalid enum value 'hot' - at `\$\.cache`"):
         msgspec.convert({"cache": "hot"}, Mode)
 

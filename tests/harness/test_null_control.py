@@ -138,7 +138,7 @@ def test_a_base_whose_twin_has_no_turns_counts_alone() -> None:
     assert log_of(found, HEAD, BASE, TWIN) == alone
 
 
-def test_pairs_that_a_disturbed_stretch_ruined_are_taken_again_and_not_reported() -> None:
+def test_pairs_that_are_disturbed_are_taken_again_and_end_all_the_same() -> None:
     draw = random.Random(20261122)
     estimates = []
     for _ in range(60):
@@ -146,9 +146,6 @@ def test_pairs_that_a_disturbed_stretch_ruined_are_taken_again_and_not_reported(
         estimates += [finding.change.ratio for finding in found.values()]
     assert min(estimates) > 1.02, "of code that is 5 % slower, none is called faster"
     assert max(estimates) < 1.10
-
-
-def test_where_every_pair_is_disturbed_the_comparison_ends_all_the_same() -> None:
     machine = Machine(random.Random(20261122), ruined=1.0)
     found = compared(machine, {"one": 0.0, "two": 0.05})
     assert found["one"].verdict in (Verdict.OK, Verdict.INCONCLUSIVE)
@@ -176,14 +173,11 @@ def test_where_memory_does_not_hold_the_control_suspects_are_confirmed_without_i
     assert machine.lost == {}
 
 
-def test_processes_that_do_not_start_once_are_started_again() -> None:
+def test_processes_that_do_not_start_are_started_again_once() -> None:
     machine = Machine(random.Random(20261123), unstarted=frozenset({1, 4, 6}))
     found = compared(machine, {"one": 0.3, "two": 0.0})
     assert (found["one"].verdict, found["two"].verdict) == (Verdict.REGRESSED, Verdict.OK)
     assert machine.lost == {}
-
-
-def test_processes_that_do_not_start_twice_cost_the_cases_of_that_round_alone() -> None:
     machine = Machine(random.Random(20261123), unstarted=frozenset({4, 5}))
     found = compared(machine, {"one": 0.3, "two": 0.0})
     assert (found["one"].verdict, found["two"].verdict) == (Verdict.INCONCLUSIVE, Verdict.OK)

@@ -33,8 +33,10 @@ def medians_ms(of: Step) -> list[float]:
     return [one.median_ns / MS for one in of.entry.replicates]
 
 
-def test_the_first_reading_begins_a_history() -> None:
+def test_the_first_reading_begins_a_history_and_a_full_one_takes_no_more() -> None:
     assert next_step(None, history(100), POLICY) == Step(history(100), is_begun=True)
+    full = history(*[100.0] * KEPT_REPLICATES)
+    assert next_step(full, history(100.5), POLICY).entry == full
 
 
 @pytest.mark.parametrize("commit", [CLEAN, OTHER, None])
@@ -42,11 +44,6 @@ def test_a_reading_that_the_judge_finds_unchanged_joins_whatever_its_commit(comm
     step = next_step(history(100, 101), history(102, commit=commit), POLICY)
     assert medians_ms(step) == [100, 101, 102]
     assert (step.is_begun, step.begun_anew, step.left_out) == (False, None, None)
-
-
-def test_a_full_history_takes_no_more() -> None:
-    full = history(*[100.0] * KEPT_REPLICATES)
-    assert next_step(full, history(100.5), POLICY).entry == full
 
 
 @pytest.mark.parametrize("commit", [OTHER, CLEAN + "+dirty", None])
@@ -92,23 +89,17 @@ def test_readings_of_the_same_code_that_are_a_little_off_join_until_there_are_th
     assert (medians_ms(step), step.left_out) == ([*before, off] if joins else before, None)
 
 
-def test_readings_of_the_same_code_that_drift_apart_do_not_join() -> None:
+def test_readings_join_where_times_agree_whatever_their_instructions() -> None:
     assert medians_ms(next_step(history(100, 130), history(160), POLICY)) == [100, 130]
+    assert medians_ms(next_step(history(0.001, 0.002), history(0.0015), POLICY)) == [0.001, 0.002, 0.0015]
+    more = changed(history(100), replicates=[replicate(100 * MS, counts={"instructions": 20})])
+    assert medians_ms(next_step(history(100, 100), more, POLICY)) == [100, 100, 100]
 
 
 def test_a_history_that_was_mixed_once_is_begun_anew(snapshot: SnapshotAssertion) -> None:
     step = next_step(history(7.92, 0.0113, 0.0112), history(0.0113), POLICY)
     assert medians_ms(step) == [0.0113]
     assert step.begun_anew == snapshot
-
-
-def test_times_below_the_floor_agree_however_far_apart_they_are() -> None:
-    assert medians_ms(next_step(history(0.001, 0.002), history(0.0015), POLICY)) == [0.001, 0.002, 0.0015]
-
-
-def test_more_instructions_at_the_same_time_are_no_reason_to_leave_a_reading_out() -> None:
-    more = changed(history(100), replicates=[replicate(100 * MS, counts={"instructions": 20})])
-    assert medians_ms(next_step(history(100, 100), more, POLICY)) == [100, 100, 100]
 
 
 @pytest.mark.parametrize(

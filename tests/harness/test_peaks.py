@@ -52,13 +52,10 @@ def test_a_block_belongs_to_the_operator_that_needs_it_and_not_to_the_one_that_a
     assert (part.operator, part.module, part.line) == ("aten::addmm", "blocks.*", "net.py:7")
 
 
-def test_of_two_moments_with_as_much_memory_the_first_is_the_peak() -> None:
+def test_the_first_of_equal_peaks_counts_and_what_is_made_there_is_its_operators() -> None:
     found = askers(Event("aten::mul", 10, 20), Event("aten::add", 30, 40))
     (part,) = made_by_call([given(15, 1, 64), given(25, 1, -64), given(35, 2, 64), given(45, 2, -64)], 0, found)
     assert part.operator == "aten::mul"
-
-
-def test_memory_that_the_user_asks_for_by_itself_is_his() -> None:
     found = askers(Event(f"{MARK}1", 0, 100, scope=RANGE_SCOPE), Event("aten::empty", 30, 40))
     (part,) = made_by_call([given(35, 1, 64)], 0, found)
     assert (part.operator, part.line) == ("aten::empty", "net.py:9")
@@ -97,11 +94,8 @@ def test_what_a_call_lets_go_of_before_its_peak_counts_below_zero_and_is_named_f
     }
 
 
-def test_a_call_that_never_rises_has_nothing_at_its_peak() -> None:
+def test_blocks_are_told_by_when_they_are_given_and_not_by_address() -> None:
     assert made_by_call([given(5, 1, 64), given(105, 1, -64)], 100, askers()) == []
-
-
-def test_an_address_that_is_given_again_is_another_block() -> None:
     found = askers(Event("aten::a", 10, 20), Event("aten::b", 30, 40))
     parts = made_by_call([given(15, 1, 8), given(25, 1, -8), given(35, 1, 16)], 0, found)
     assert [(part.operator, part.size_bytes) for part in parts] == [("aten::b", 16)]

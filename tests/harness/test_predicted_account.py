@@ -63,21 +63,18 @@ def test_the_peak_is_the_highest_level_and_what_is_alive_then() -> None:
     ]
 
 
-def test_a_call_that_takes_nothing_has_its_peak_before_it() -> None:
+def test_a_call_has_its_peak_before_it_or_beside_the_output_that_is_kept() -> None:
     account = account_of(trace(held=(alloc(1, 700),)))
     assert account.peak_bytes == account.held_bytes == 1024
     assert account.keeping_output_bytes is None
+    found = trace(alloc(1, 4000), alloc(2, 1000), Free(1), result=(2,))
+    assert account_of(found, rounded=int).keeping_output_bytes == 5000 + 1000
 
 
 @pytest.mark.parametrize(("size_bytes", "taken"), [(0, 0), (1, 512), (512, 512), (513, 1024), (2**30 + 1, 2**30 + 512)])
 def test_each_block_is_rounded_up_by_itself(size_bytes: int, taken: int) -> None:
     assert rounded_as_on_cuda(size_bytes) == taken
     assert account_of(trace(alloc(1, size_bytes), alloc(2, size_bytes))).peak_bytes == 2 * taken
-
-
-def test_an_output_that_is_kept_is_there_beside_the_whole_next_call() -> None:
-    found = trace(alloc(1, 4000), alloc(2, 1000), Free(1), result=(2,))
-    assert account_of(found, rounded=int).keeping_output_bytes == 5000 + 1000
 
 
 def test_costs_are_summed_by_phase_module_and_operator_in_the_order_in_which_they_came() -> None:

@@ -230,9 +230,9 @@ def test_each_operator_that_cuda_casts_is_in_one_table_here() -> None:
     assert set().union(*tables) - VARIES == here - VARIES
 
 
-@pytest.mark.parametrize("name", sorted((CANNOT_RUN - VARIES) & registered("AutocastCUDA")))
-def test_autocast_lowers_what_no_cpu_can_run(name: str) -> None:
-    assert first_call(getattr(ATEN, name).default, OTHER).casts_to == LOWER_PRECISION
+def test_autocast_lowers_what_no_cpu_can_run() -> None:
+    for name in (CANNOT_RUN - VARIES) & registered("AutocastCUDA"):
+        assert first_call(getattr(ATEN, name).default, OTHER).casts_to == LOWER_PRECISION, name
 
 
 def test_what_only_a_cpu_casts_is_passed_by_and_all_that_cuda_casts_is_not() -> None:
@@ -243,23 +243,13 @@ def test_what_only_a_cpu_casts_is_passed_by_and_all_that_cuda_casts_is_not() -> 
             assert is_left_alone == (name not in on_cuda_too), name
 
 
-@pytest.mark.parametrize("name", LOWER)
-def test_autocast_lowers_what_it_lowers_on_cuda(name: str) -> None:
+def test_autocast_computes_in_the_dtype_in_which_it_does_on_cuda() -> None:
+    full = [name for name in FULL if name not in VARIES or name in registered("AutocastCUDA")]
     with on_cuda(), torch.autocast("cpu", dtype=BF16):
-        assert LOWER[name]().dtype == BF16
-
-
-@pytest.mark.parametrize("name", [one for one in FULL if one not in VARIES or one in registered("AutocastCUDA")])
-def test_autocast_keeps_in_float32_what_it_keeps_on_cuda(name: str) -> None:
-    with on_cuda(), torch.autocast("cpu", dtype=BF16):
-        assert FULL[name]().dtype == FP32
-
-
-@pytest.mark.parametrize("name", WIDEST)
-def test_autocast_takes_the_widest_dtype_where_it_does_on_cuda(name: str) -> None:
-    with on_cuda(), torch.autocast("cpu", dtype=BF16):
-        assert WIDEST[name](h, x).dtype == FP32
-        assert WIDEST[name](h, h).dtype == BF16
+        assert {name: make().dtype for name, make in LOWER.items()} == dict.fromkeys(LOWER, BF16)
+        assert {name: FULL[name]().dtype for name in full} == dict.fromkeys(full, FP32)
+        widest = {name: (make(h, x).dtype, make(h, h).dtype) for name, make in WIDEST.items()}
+        assert widest == dict.fromkeys(WIDEST, (FP32, BF16))
 
 
 def test_autocast_leaves_doubles_and_asked_dtypes_and_what_only_a_cpu_casts_alone() -> None:
@@ -276,15 +266,17 @@ def test_binary_cross_entropy_is_refused_under_autocast_as_on_cuda() -> None:
         F.binary_cross_entropy(x(), x())
 
 
-@pytest.mark.parametrize("name", ["softmax.int", "pow.Tensor_Scalar", "norm.Scalar", "cumsum"])
-def test_outside_and_after_autocast_is_the_cpus(name: str) -> None:
+def test_outside_and_after_autocast_is_the_cpus() -> None:
     before = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
-    with fake_tensors(), torch.autocast("cpu", dtype=BF16):
-        dtype = FULL[name]().dtype
+
+    def dtypes() -> list[torch.dtype]:
+        with fake_tensors(), torch.autocast("cpu", dtype=BF16):
+            return [FULL[name]().dtype for name in ("softmax.int", "pow.Tensor_Scalar", "norm.Scalar", "cumsum")]
+
+    first = dtypes()
     with on_cuda():
         pass
-    with fake_tensors(), torch.autocast("cpu", dtype=BF16):
-        assert FULL[name]().dtype == dtype == BF16
+    assert dtypes() == first == [BF16] * 4
     assert sorted(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")) == sorted(before)
 
 
@@ -341,7 +333,7 @@ def test_a_parameter_is_cast_once_in_a_region_and_again_in_the_next(product: Cal
 # Operators that a CPU makes of others.
 
 
-def test_dropout_keeps_a_mask_of_bools_and_runs_one_operator_each_way() -> None:
+def test_dropout_is_one_operator_each_way_and_none_where_it_does_nothing() -> None:
     with on_cuda() as recorder:
         rows = x().requires_grad_()
         recorder.calls.clear()
@@ -349,9 +341,6 @@ def test_dropout_keeps_a_mask_of_bools_and_runs_one_operator_each_way() -> None:
         names = recorder.names
     assert {"native_dropout", "native_dropout_backward"} <= {*names}
     assert not {"bernoulli_", "div_", "mul"} & {*names}
-
-
-def test_dropout_of_nothing_and_in_evaluation_runs_no_operator() -> None:
     with on_cuda() as recorder:
         rows = x()
         recorder.calls.clear()
@@ -360,16 +349,13 @@ def test_dropout_of_nothing_and_in_evaluation_runs_no_operator() -> None:
     assert recorder.names == []
 
 
-def test_rms_norm_is_one_operator_each_way() -> None:
+def test_rms_norm_is_one_operator_each_way_and_real_tensors_are_refused() -> None:
     with on_cuda() as recorder:
         rows, weight = x().requires_grad_(), x(4).requires_grad_()
         recorder.calls.clear()
         F.rms_norm(rows, (4,), weight).sum().backward()
     assert [name for name in recorder.names if "rms" in name] == ["_fused_rms_norm", "_fused_rms_norm_backward"]
     assert "rsqrt" not in recorder.names
-
-
-def test_real_tensors_are_refused_where_there_is_no_kernel() -> None:
     with as_cuda(), pytest.raises(RuntimeError, match=r"a kernel on CUDA only; .* CPU tensors have to be fake"):
         F.rms_norm(x(), (4,))
 

@@ -66,13 +66,10 @@ def test_flash_attentions_backward_accumulates_dq_in_float32_of_rounded_size() -
     assert launches(FLASH_BACKWARD, arguments) == 3
 
 
-def test_with_grouped_heads_it_has_dk_and_dv_of_every_head() -> None:
+def test_the_backward_of_flash_attention_has_more_for_grouped_heads_and_other_layouts() -> None:
     plain, grouped = attention(2, 4, 128, 64, BF16), attention(2, 4, 128, 64, BF16, groups=2)
     assert hidden_bytes(FLASH_BACKWARD, grouped) - hidden_bytes(FLASH_BACKWARD, plain) == 2 * 2 * 128 * 4 * 64 * 2
     assert launches(FLASH_BACKWARD, grouped) == 5
-
-
-def test_a_gradient_in_another_layout_is_copied() -> None:
     given = attention(2, 4, 128, 64, BF16)
     copied = [meta(2, 4, 128, 64, dtype=BF16), *given[1:]]
     assert hidden_bytes(FLASH_BACKWARD, copied) - hidden_bytes(FLASH_BACKWARD, given) == 2 * 4 * 128 * 64 * 2
@@ -138,8 +135,12 @@ def test_and_once_for_as_many_chunks_as_fit() -> None:
     assert launches("aten::_foreach_norm", [[], 2.0]) == 0
 
 
-def test_the_norms_of_a_list_have_a_number_for_every_chunk_of_the_largest() -> None:
+def test_lists_and_joins_launch_by_chunks_and_dimensions() -> None:
     assert hidden_bytes("aten::_foreach_norm", [[meta(3 * CHUNK), meta(5)], 2.0]) == 2 * 3 * 4
+    assert launches("aten::cat", [[meta(2, 3)] * 3]) == 1
+    assert launches("aten::stack", [[meta(2, 3, 4, 5)] * 3, -1]) == 3
+    assert launches("aten::constant_pad_nd", [meta(2, 3), [0, 1], 0.0]) == 2
+    assert launches("aten::constant_pad_nd", [meta(2, 3), [0, -1], 0.0]) == 1
 
 
 def test_counting_steps_on_the_host_launches_nothing() -> None:
@@ -175,20 +176,10 @@ def test_a_smaller_gpu_divides_a_sum_among_fewer_blocks() -> None:
     assert t4 == (4 * 2560 * 16 * 128, 4 * 20, 0)
 
 
-def test_a_softmaxs_gradient_is_a_product_first() -> None:
+def test_softmax_masks_empty_rows_and_its_gradient_is_a_product_first() -> None:
     scores = meta(2, 4, 8, 16)
     assert hidden_blocks("aten::_softmax_backward_data", [scores, scores, -1, FP32]) == (0, 0, 1024 * 4)
     assert launches("aten::_softmax_backward_data", [scores, scores, -1, FP32]) == 2
-
-
-def test_what_is_joined_in_more_than_four_dimensions_is_copied_one_by_one() -> None:
-    assert launches("aten::cat", [[meta(2, 3)] * 3]) == 1
-    assert launches("aten::stack", [[meta(2, 3, 4, 5)] * 3, -1]) == 3
-    assert launches("aten::constant_pad_nd", [meta(2, 3), [0, 1], 0.0]) == 2
-    assert launches("aten::constant_pad_nd", [meta(2, 3), [0, -1], 0.0]) == 1
-
-
-def test_a_softmax_that_is_safe_of_empty_rows_masks_them_in_place() -> None:
     assert hidden_bytes("aten::_safe_softmax", [meta(2, 4, 8, 16), -1]) == 1024 + 64 + 4
 
 

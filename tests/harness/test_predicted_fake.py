@@ -97,12 +97,9 @@ def test_a_module_is_copied_as_a_real_one_is(fake: bool) -> None:
     assert storages[0].nbytes() == 40
 
 
-def test_only_leaves_are_copied_as_in_real_life() -> None:
+def test_only_leaves_are_copied_and_a_module_without_memory_gets_some() -> None:
     with fake_tensors(), pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(torch.ones(2, requires_grad=True) * 2)
-
-
-def test_a_module_without_memory_gets_some() -> None:
     with fake_tensors():
         assert nn.Linear(4, 4, device="meta").to_empty(device="cpu").weight.device.type == "cpu"
 
@@ -186,12 +183,10 @@ def test_a_line_of_the_lab_is_a_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.startswith("perflab/lab/train/text.py:")
 
 
-def test_other_errors_and_those_of_nobody_name_no_line() -> None:
+def test_other_errors_name_no_line_and_what_was_raised_because_of_it_is_followed_back() -> None:
     assert what_is_said(lambda rows: rows @ torch.randn(4)) is None
     assert what_needs_numbers(ValueError("loss is not finite")) is None
 
-
-def test_what_was_raised_because_of_it_is_followed_back() -> None:
     def ask(rows: Tensor) -> float:
         try:
             return rows.sum().item()

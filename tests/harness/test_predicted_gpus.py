@@ -100,13 +100,6 @@ def test_a_narrower_dtype_is_never_slower() -> None:
         assert rates == sorted(rates), name
 
 
-def test_the_rates_that_people_know_by_heart() -> None:
-    assert GPUS["h100"].rates["bfloat16"] == 989.4e12
-    assert GPUS["a100-80gb"].rates["bfloat16"] == 312e12
-    assert GPUS["rtx4090"].rates["bfloat16"] == 165.2e12
-    assert GPUS["l4"].rates["float16"] == 121e12
-
-
 def test_dtypes_that_a_gpu_has_no_instructions_for_have_no_rate() -> None:
     for name in ("v100-32gb", "t4"):
         assert GPUS[name].rates.keys() == {"float64", "float32", "float16"}
@@ -142,12 +135,9 @@ def test_every_sheet_says_where_it_is_from_and_leaves_room_for_tensors() -> None
         assert gpu.context_bytes < GIB < gpu.memory_bytes
 
 
-def test_the_workspace_is_pytorchs_default_of_the_architecture() -> None:
+def test_workspaces_are_pytorchs_and_sheets_cannot_be_changed() -> None:
     assert GPUS["a100-40gb"].workspace_bytes == 8_519_680
     assert {gpu.workspace_bytes for gpu in MODELLED.values() if gpu.architecture >= 90} == {33_554_432}
-
-
-def test_sheets_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         GPUS["h100"].rates["bfloat16"] = 1.0  # type: ignore[index]
     with pytest.raises(TypeError):

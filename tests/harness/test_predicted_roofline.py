@@ -84,15 +84,12 @@ def test_a_dtype_without_a_rate_is_computed_in_another(gpu: Gpu, dtype: str, as_
     assert rate_of(gpu, dtype) == gpu.rates[as_dtype]
 
 
-def test_products_in_a_dtype_that_no_sheet_knows_are_reckoned_by_their_bytes() -> None:
+def test_what_no_rate_is_known_of_is_reckoned_by_its_bytes_and_nothing_takes_no_time() -> None:
     assert rate_of(H100, "int8") is None
     copied = op(bytes_moved=10**9, dtype="int8")
     assert bound_ns(op(10**15, 10**9, "int8"), H100) == bound_ns(copied, H100)
     assert bound_ns(op(10**15, 0, "int8"), H100) is None
     assert roofline_ns(op(10**15, 0, "int8"), H100) is None
-
-
-def test_what_neither_computes_nor_moves_takes_no_time() -> None:
     assert bound_ns(op(dtype="bool"), H100) == 0.0
     assert roofline_ns(op(dtype="bool"), H100) == 0.0
 

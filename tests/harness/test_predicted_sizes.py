@@ -60,13 +60,10 @@ def test_what_is_linear_is_reckoned_from_two_and_what_is_not_is_not() -> None:
     assert Interpolated(bow).peak_bytes(1000) == 512 * (1 + 1000**2)
 
 
-def test_calls_that_do_other_things_at_other_sizes_are_not_to_be_interpolated() -> None:
+def test_calls_that_do_other_things_at_other_sizes_are_not_interpolated_and_no_size_is_negative() -> None:
     assert Interpolated({1: Outline((1, 2), (0, 1)), 2: Outline((1, 2), (0, 1))}).holds
     assert not Interpolated({1: Outline((1, 2), (0, 1)), 2: Outline((1, 2), (0, ~0, 1))}).holds
     assert not Interpolated({1: Outline((1, 2), (0, 1)), 2: Outline((1, 2, 3), (0, 1, 2))}).holds
-
-
-def test_a_size_that_would_be_negative_is_none() -> None:
     assert Interpolated({4: Outline((512, 5120), (0, 1)), 6: Outline((512, 15360), (0, 1))}).peak_bytes(1) == 512
 
 
@@ -187,35 +184,26 @@ def test_few_calls_are_enough_for_curves_of_memory() -> None:
     assert max(lines_calls + parabola_calls) <= 7
 
 
-def test_not_even_one_step_fits() -> None:
+def test_the_answer_is_none_or_most_at_the_ends() -> None:
     counted = Counted(lambda n: 90 * GIB + n)
     assert largest(counted, 79 * GIB, start=8) is None
     assert counted.asked[-1] == 1
     assert len(counted.asked) <= 4
     assert largest(lambda n: n, 127, start=128, step=128) is None
-
-
-def test_most_is_the_answer_where_even_that_fits() -> None:
     counted = Counted(lambda n: GIB + n)
     assert largest(counted, 79 * GIB, start=8) == MOST
     assert max(counted.asked) == MOST
     assert largest(lambda n: 5, 79 * GIB, start=8, step=1000) == MOST // 1000 * 1000
 
 
-def test_where_more_than_most_is_known_to_fit_nothing_is_asked() -> None:
+def test_where_it_is_known_what_fits_nothing_is_asked() -> None:
     counted = Counted(lambda n: n)
     assert largest(counted, 5 * MOST, start=1, known={2 * MOST: 2 * MOST}) == MOST
     assert counted.asked == []
-
-
-def test_known_sizes_that_are_no_multiples_count_too() -> None:
     counted = Counted(lambda n: n)
     # 383 fits, so 256 does; 385 does not, so 512 does not: only 384 is open.
     assert largest(counted, 384, start=1, step=128, known={383: 383, 385: 385}) == 384
     assert counted.asked == [384]
-
-
-def test_where_known_sizes_settle_it_nothing_is_asked() -> None:
     counted = Counted(lambda n: n * GIB)
     assert largest(counted, 10 * GIB, start=1, known={10: 10 * GIB, 11: 11 * GIB}) == 10
     assert counted.asked == []

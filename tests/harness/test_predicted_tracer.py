@@ -133,7 +133,7 @@ def test_work_in_place_takes_no_memory_and_is_work() -> None:
     assert allocs(trace) == []
 
 
-def test_an_empty_tensor_that_an_operator_fills_has_memory_from_then_on() -> None:
+def test_memory_that_an_operator_fills_is_allocated_and_no_work() -> None:
     x = torch.randn(4, 6)
 
     def call() -> Tensor:
@@ -143,9 +143,6 @@ def test_an_empty_tensor_that_an_operator_fills_has_memory_from_then_on() -> Non
 
     (alloc,) = allocs(traced_as_is(work(call)))
     assert (alloc.size_bytes, alloc.operator) == (4 * 6 * 4, "aten::mul")
-
-
-def test_memory_that_is_not_initialised_is_allocated_and_no_work() -> None:
     trace = traced_as_is(work(lambda: torch.empty(8).fill_(1.0)))
     assert [op.name for op in ops(trace)] == ["aten::fill_"]
     assert [alloc.operator for alloc in allocs(trace)] == ["aten::empty"]
@@ -301,16 +298,13 @@ def test_a_run_that_fails_leaves_nothing_behind() -> None:
     assert net(x).grad_fn is not None
 
 
-def test_the_collector_is_left_as_it_was() -> None:
+def test_the_collector_is_left_as_it_was_and_the_first_call_is_not_looked_at() -> None:
     gc.disable()
     try:
         traced_as_is(work(lambda: torch.ones(1)))
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_the_first_call_is_not_looked_at() -> None:
     made: list[Tensor] = []
 
     def call() -> None:
@@ -390,13 +384,10 @@ def test_a_sum_that_is_a_nodes_own_work_is_not_in_place() -> None:
     assert "aten::add" in names[: names.index("aten::reciprocal")]
 
 
-def test_what_only_changes_a_view_in_place_is_no_work() -> None:
+def test_phases_are_told_apart_and_changing_a_view_in_place_is_no_work() -> None:
     x = torch.randn(4, 8)
     trace = traced(work(lambda: (x * 2).t_().unsqueeze_(0), x), Hidden()).trace
     assert [op.name for op in ops(trace)] == ["aten::mul"]
-
-
-def test_phases_are_told_apart_by_their_ends() -> None:
     x = torch.randn(4)
     trace = traced_as_is(phased(first=x.exp, second=x.sin))
     assert [(op.name, op.place.phase) for op in ops(trace)] == [("aten::exp", "first"), ("aten::sin", "second")]

@@ -36,32 +36,11 @@ def taped(model: Callable[[Tape, int], None], layers: int) -> Trace:
 # --- what comes out
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", [*range(40), 546])  # the last one's graph goes to and fro, and is no list
 def test_a_trace_of_few_layers_becomes_what_the_whole_would_have_done(seed: int) -> None:
     program = drawn(seed)
     for layers in (4, 5, 8, 33):
         assert same(unrolled(program, layers), run(program, layers))
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        STEP,
-        replace(STEP, residual="parent", dropout=True),
-        replace(STEP, checkpointing=True, micro_batches=2),
-        replace(STEP, optimizer="single", frozen_embedding=True, last_is_special=True),
-        replace(STEP, optimizer="foreach", lists_go_backwards=True, foreach_ops=4),
-        replace(STEP, features="stack", zero_grad="before"),
-        replace(FORWARD, features="stack"),
-        replace(FORWARD, call="keep"),
-        replace(FORWARD, call="drop"),
-        replace(FORWARD, call="drop", residual="parent"),
-        replace(STEP, stacks=("encoder", "decoder"), unused_stack=True),
-        drawn(546),  # its graph goes to and fro, and is no list
-    ],
-)
-def test_each_way_to_go_over_layers_is_understood(program: Program) -> None:
-    assert same(unrolled(program, 12), run(program, 12))
 
 
 def gated(tape: Tape, layers: int) -> None:
@@ -159,12 +138,10 @@ def test_stacks_of_different_lengths_are_unrolled_together_where_nothing_grows_o
     assert same(unrolled(program, wanted), run(program, wanted))
 
 
-def test_what_grows_with_stacks_of_different_lengths_cannot_be_shared_out() -> None:
+def test_what_grows_with_stacks_of_different_lengths_is_shared_out_one_after_another_alone() -> None:
     with pytest.raises(NotPeriodic):
         unrolled(SEQ, {"encoder": 12, "decoder": 7})
 
-
-def test_stacks_of_different_lengths_can_be_unrolled_one_after_another() -> None:
     def encoders(decoders: int) -> Trace:
         few, more = (run(SEQ, {"encoder": number, "decoder": decoders}) for number in (3, 4))
         return unroll(few, more, {"encoder": 12, "decoder": decoders})
@@ -180,7 +157,7 @@ def edited(trace: Trace, index: int, *events: Event) -> Trace:
     return replace(trace, events=(*trace.events[:index], *events, *trace.events[index + 1 :]))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_changed_in_one_layer_of_one_trace_is_refused(seed: int) -> None:
     draw, program = random.Random(seed), drawn(seed)
     traces = [run(program, 3), run(program, 4)]

@@ -251,8 +251,10 @@ STARTS = {
 
 
 @linux_alone
-@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("what", STARTS)
+@pytest.mark.parametrize(
+    ("what", "ended_by"),
+    [*((what, signal.SIGKILL) for what in STARTS), ("a side", signal.SIGTERM), ("a trial", signal.SIGHUP)],
+)
 def test_a_process_that_is_at_work_ends_at_once_with_its_session_whatever_ended_that(
     tmp_path: Path, what: str, ended_by: signal.Signals
 ) -> None:

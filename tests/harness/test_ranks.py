@@ -49,11 +49,10 @@ def test_a_rank_that_raises_is_told_with_its_traceback_and_what_the_other_waited
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")
-@pytest.mark.parametrize("seconds", [0.0, 0.3])
-def test_a_rank_that_is_killed_ends_all(seconds: float) -> None:
+def test_a_rank_that_is_killed_ends_all() -> None:
     before = of_ranks()
     with pytest.raises(RankError, match=r"^rank 1 of 2 was killed by signal 9\n") as caught:
-        in_ranks(rank_functions.second_rank_dies_after, 2, seconds)
+        in_ranks(rank_functions.second_rank_dies_after, 2, 0.3)
     assert caught.value.rank == 1
     until = time.monotonic() + 30
     while of_ranks() - before and time.monotonic() < until:
@@ -61,6 +60,7 @@ def test_a_rank_that_is_killed_ends_all(seconds: float) -> None:
     assert not of_ranks() - before
 
 
+@pytest.mark.usefixtures("warm_start")
 def test_ranks_that_hang_are_told_with_what_each_was_in() -> None:
     with pytest.raises(RankError) as caught:
         in_ranks(rank_functions.second_rank_leaves_a_collective, 2, limit_s=20.0)

@@ -57,9 +57,12 @@ def test_the_second_round_finds_the_cache_and_may_need_more_than_the_first() -> 
     assert addresses(seen) == {1: FIRST_ADDRESS + 20 * MIB, 2: FIRST_ADDRESS, 3: FIRST_ADDRESS + 32 * MIB}
 
 
-def test_what_outlives_the_call_dies_before_the_next_one() -> None:
+def test_what_outlives_a_call_dies_before_the_next_and_what_it_let_go_is_there_again() -> None:
     seen = replay(trace(block(1, 40 * MIB), result=frozenset({1})))
     assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (40 * MIB, 40 * MIB)
+    seen = replay(trace(Free(0), block(1, 60 * MIB), Free(1), held=(block(0, 40 * MIB),)))
+    assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (60 * MIB, 100 * MIB)
+    assert seen.log[0][:3] == ("free", addresses(seen)[0], 40 * MIB)
 
 
 def test_new_gradients_take_the_place_of_the_old_ones_from_call_to_call() -> None:
@@ -104,12 +107,6 @@ def test_cublas_asks_for_a_workspace_with_the_first_product_of_each_thread() -> 
     assert addresses(seen)[WORKSPACES[1]] == FIRST_ADDRESS + 62 * MIB
     assert seen.peak_allocated_bytes == (30 + 64) * MIB
     assert seen.workspace_bytes == 64 * MIB
-
-
-def test_what_the_call_let_go_and_nothing_replaces_is_there_again_for_the_next_call() -> None:
-    seen = replay(trace(Free(0), block(1, 60 * MIB), Free(1), held=(block(0, 40 * MIB),)))
-    assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (60 * MIB, 100 * MIB)
-    assert seen.log[0][:3] == ("free", addresses(seen)[0], 40 * MIB)
 
 
 def product(name: str) -> Op:

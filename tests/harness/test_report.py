@@ -213,12 +213,9 @@ def test_a_spread_beyond_the_median_is_no_figure_and_leaves_a_gap_between_the_co
     assert re.search(r"100 ms\s+>±100%\s", line)
 
 
-def test_a_case_of_one_sample_shows_no_spread() -> None:
+def test_a_case_of_one_sample_has_no_spread_and_one_without_a_number_dashes() -> None:
     (_, line) = lines(result(outcome=record(replicate(samples=1, noise=0.0))))
     assert "±" not in line
-
-
-def test_a_case_without_a_number_shows_dashes() -> None:
     failed = Judgement(verdict=Verdict.FAILED, reasons=["the test failed"])
     _header, line, why = lines(Result(case=CASE, judgement=failed))
     assert line.count("–") == 4
@@ -238,15 +235,12 @@ def test_a_skipped_case_gives_its_reason_on_its_line_where_that_fits(snapshot: S
             assert " ".join(text.strip() for text in more) == reason.strip()
 
 
-def test_a_long_name_is_cut_in_the_middle_and_keeps_its_parameters_end() -> None:
+def test_a_long_name_is_cut_in_the_middle_or_shown_whole() -> None:
     (_, line) = lines(result(LONG))
     name = line.split("  ")[0]
     assert name.startswith("forward_")
     assert name.endswith("batch4-bf16-compiled]"[-15:])
     assert "…" in name
-
-
-def test_a_wide_terminal_shows_a_long_name_whole() -> None:
     (_, line) = lines(result(LONG), width=200)
     assert line.startswith(short_name(LONG) + " ")
 

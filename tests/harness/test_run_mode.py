@@ -53,12 +53,9 @@ def test_a_marker_expression_that_names_perf_measures(
     assert mode(pytester, "-m", expression) is wanted
 
 
-def test_the_command_lines_expression_stands_for_that_of_the_ini_file(pytester: pytest.Pytester) -> None:
+def test_the_command_line_stands_for_the_ini_file_and_cases_alone_are_measured(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\naddopts = -m 'not perf'\n")
     assert mode(pytester, "-m", "perf") is MEASURE
-
-
-def test_cases_alone_are_measured(pytester: pytest.Pytester) -> None:
     assert mode(pytester, alone=True) is MEASURE
     assert mode(pytester, "-m", "not slow", alone=True) is MEASURE
 

@@ -67,12 +67,9 @@ def test_long_calls_are_not_repeated(virtual_clock: VirtualClock, cost_ns: int) 
     assert warm(Work(virtual_clock, steady(cost_ns)), budget_ns=60 * S).repetitions == 1
 
 
-def test_a_slow_first_call_does_not_spoil_the_calibration(virtual_clock: VirtualClock) -> None:
+def test_repetitions_grow_at_most_tenfold_and_a_slow_first_call_spoils_nothing(virtual_clock: VirtualClock) -> None:
     work = Work(virtual_clock, lambda call: 2 * S if call == 0 else 10 * US)
     assert warm(work, budget_ns=60 * S).repetitions >= 100
-
-
-def test_repetitions_grow_at_most_tenfold_at_a_time() -> None:
     assert repetitions_for(0, 7) == 70
     assert repetitions_for(1, 7) == 70
     assert repetitions_for(500_000, 7) == 14
@@ -95,14 +92,9 @@ def test_readings_that_never_agree_end_with_a_quarter_of_the_budget_and_are_mark
     assert 2.5 * S <= virtual_clock.now_ns <= 3 * S
 
 
-def test_a_case_whose_first_call_outlasts_the_budget_is_warmed_up_by_that_call_alone(
-    virtual_clock: VirtualClock,
-) -> None:
+def test_a_case_that_outlasts_the_budget_or_gets_slower_is_not_settled(virtual_clock: VirtualClock) -> None:
     warmup = warm(Work(virtual_clock, steady(20 * S)), budget_ns=10 * S)
     assert (warmup.calls, warmup.settled) == (1, False)
-
-
-def test_work_that_gets_slower_and_slower_is_not_settled(virtual_clock: VirtualClock) -> None:
     assert not warm(Work(virtual_clock, lambda call: round(1.2**call * MS)), budget_ns=1 * S).settled
 
 

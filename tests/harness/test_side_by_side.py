@@ -151,11 +151,8 @@ def test_quotes_stand_last_once_and_take_part_in_no_ratio(snapshot: SnapshotAsse
     assert lines(*in_turns(case("sdpa", 10, quotes=quotes), case("naive", 30, quotes=quotes)))[2:] == snapshot
 
 
-def test_a_level_alone_is_nothing_side_by_side() -> None:
+def test_a_level_alone_is_nothing_and_a_parameter_asked_for_takes_the_cases_place() -> None:
     assert lines(case("naive", 30), case("sdpa", 60, 256)) == []
-
-
-def test_a_parameter_asked_for_is_set_side_by_side_in_place_of_the_cases_own() -> None:
     shown = lines(*in_turns(case("naive", 30), case("naive", 90, 256)), parameter="seq_len")
     assert shown[0].startswith("side by side: seq_len")
     assert [line.split()[0] for line in shown[1:]] == ["attention[naive]", "128", "256"]

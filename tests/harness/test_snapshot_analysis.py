@@ -98,12 +98,12 @@ def test_every_table_of_the_peak_adds_up_to_it(tmp_path: Path, most: int) -> Non
     assert len(table(report, "largest").rows) <= most + 1 or most == 100
 
 
-def test_a_timeline_of_a_hundred_thousand_events_keeps_its_peak(tmp_path: Path) -> None:
-    made = training(12_000)
+def test_a_timeline_of_many_events_keeps_its_peak(tmp_path: Path) -> None:
+    made = training(1200)
     made.alloc(200 * MIB, 70 * MIB, MODEL).free(200 * MIB, 70 * MIB)
-    made.events = made.events[50_000:] + made.events[:50_000]  # the peak is alone somewhere between
+    made.events = made.events[5000:] + made.events[:5000]  # the peak is alone somewhere between
     found = read(written(tmp_path / "long.pickle", content(made)))
-    assert found.moments > 70_000
+    assert found.moments > 7000
     points = thinned(found, 500, by_category(found))
     assert len(points) <= 500
     assert max(sum(point.by_band) for point in points) == max(levels(found))

@@ -85,21 +85,14 @@ def test_events_that_were_replaced_are_noticed(
         check_agreement([sample.reading for sample in samples])
 
 
-def test_a_busy_host_that_wakes_up_late_is_no_disagreement() -> None:
+def test_a_clock_disagrees_where_too_few_samples_agree() -> None:
     late, prompt = Reading(1 * MS, 6 * MS), Reading(1 * MS, 1 * MS + 60 * US)
     check_agreement([late, late, prompt, late, prompt, late, late, prompt])
     with pytest.raises(ClockError):
         check_agreement([late, late, late, late, prompt, late, late, prompt])
-
-
-def test_of_few_samples_one_that_agrees_is_enough() -> None:
-    late, prompt = Reading(1 * MS, 6 * MS), Reading(1 * MS, 1 * MS + 60 * US)
     check_agreement([late, late, late, prompt])
     with pytest.raises(ClockError):
         check_agreement([late, late, late, late])
-
-
-def test_without_a_gpu_there_is_one_clock() -> None:
     check_agreement([None, None, None])
 
 
@@ -122,6 +115,10 @@ def test_a_side_of_a_comparison_whose_clock_lies_ends_with_that(cuda: FakeCuda, 
         side.take(1, 7, rewarm=False)
         with pytest.raises(ClockError):
             side.take(1, 1, rewarm=False)
+    lies(turns, 3)
+    side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
+    with side, pytest.raises(ClockError):
+        side.take(1, 1, rewarm=False)
 
 
 def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(cuda: FakeCuda, lies: Lies) -> None:
@@ -139,15 +136,6 @@ def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(cuda: FakeC
             side.take(1, 1, rewarm=False)
         with pytest.raises(ClockError):
             side.check_clock()
-
-
-def test_events_that_last_longer_than_the_hosts_time_around_them_are_noticed_at_once(
-    cuda: FakeCuda, lies: Lies
-) -> None:
-    lies(turns, 3)
-    side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
-    with side, pytest.raises(ClockError):
-        side.take(1, 1, rewarm=False)
 
 
 def test_the_process_of_a_side_ends_a_case_of_few_samples_whose_clock_lies(

@@ -51,15 +51,12 @@ def test_a_function_that_the_text_still_has_may_be_collected_elsewhere(root: Pat
     assert stale(root, ["test_gone"], "test_a") == []
 
 
-def test_a_method_that_a_class_may_inherit_may_exist_elsewhere(root: Path) -> None:
+def test_a_name_that_a_class_inherits_or_has_itself(root: Path) -> None:
     (root / FILE).write_text(
         "class TestX(Base):\n    def test_a(self): pass\nclass TestY:\n    def test_a(self): pass\n"
     )
     collected = ("TestX::test_a", "TestY::test_a")
     assert stale(root, ["TestX::test_gone", "TestY::test_gone"], *collected) == ["TestY::test_gone"]
-
-
-def test_the_name_in_another_class_or_in_a_comment_is_not_the_function(root: Path) -> None:
     (root / FILE).write_text("# test_gone\nclass TestX:\n    def test_gone(self): pass\n")
     assert stale(root, ["test_gone"], "TestX::test_gone") == ["test_gone"]
 
@@ -80,14 +77,11 @@ def test_a_group_that_xdist_wrote_behind_a_case_is_no_other_case(root: Path) -> 
     assert missing(root, ["test_a@gpu", "test_n[1]@gpu"], "test_a", "test_n[1]") == ([], [])
 
 
-def test_a_file_that_is_gone_takes_all_along_where_the_baselines_are_this_projects(root: Path) -> None:
+def test_a_file_that_is_gone_takes_all_along_and_one_that_was_not_seen_whole_leaves_all(root: Path) -> None:
+    assert find_missing(MODULE, {"test_gone": Stored(is_ours=True)}, Collection(), root, is_ours=True) == ([], [])
     (root / FILE).unlink()
     assert stale(root, ["test_a", "test_b"]) == ["test_a", "test_b"]
     assert stale(root, ["test_a", "test_b"], is_ours=False) == []
-
-
-def test_a_file_that_was_not_seen_whole_leaves_all(root: Path) -> None:
-    assert find_missing(MODULE, {"test_gone": Stored(is_ours=True)}, Collection(), root, is_ours=True) == ([], [])
 
 
 # --- moved and renamed tests ---------------------------------------------------------------------------------

@@ -37,12 +37,12 @@ def coverage(n: int, confidence: float = 0.95) -> float:
     return float(covered / 2**n)
 
 
-@pytest.mark.parametrize("n", range(6, 61))
-def test_the_interval_is_the_narrowest_symmetric_one_that_covers_the_median_as_often_as_it_says(n: int) -> None:
-    assert coverage(n) >= 0.95
-    low, high = median_interval(range(1, n + 1))
-    narrower = sum(math.comb(n, below) for below in range(int(low) + 1, int(high) - 1)) / 2**n
-    assert narrower < 0.95
+def test_the_interval_is_the_narrowest_symmetric_one_that_covers_the_median_as_often_as_it_says() -> None:
+    for n in range(6, 61):
+        assert coverage(n) >= 0.95, n
+        low, high = median_interval(range(1, n + 1))
+        narrower = sum(math.comb(n, below) for below in range(int(low) + 1, int(high) - 1)) / 2**n
+        assert narrower < 0.95, n
 
 
 def test_many_samples_are_covered_nearly_as_often_as_it_says() -> None:
@@ -190,12 +190,9 @@ def test_the_unit_of_time_does_not_matter(before: list[float], now: list[float],
     assert (scaled.ratio, scaled.low, scaled.high) == pytest.approx((plain.ratio, plain.low, plain.high))
 
 
-def test_replicates_that_agree_by_luck_are_not_believed_beyond_their_own_noise() -> None:
+def test_few_replicates_are_not_believed_beyond_their_own_noise() -> None:
     ratio = compare([100.0, 100.0, 100.0], [106.0, 106.0, 106.0], noise=0.02)
     assert ratio.low < 1.05 < 1.06 < ratio.high
-
-
-def test_one_replicate_against_one_is_hardly_known() -> None:
     ratio = compare([100.0], [130.0], noise=0.01)
     assert ratio.low < 1.10
     assert ratio.high > 1.50
@@ -218,11 +215,6 @@ def test_the_robust_spread_of_one_value_is_zero_and_hears_no_single_outlier() ->
     assert robust_spread([5.0]) == 0.0
     values = [10.0, 10.1, 9.9, 10.05, 9.95]
     assert robust_spread([*values, 1000.0]) < 3.0 * stdev(values)
-
-
-@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (4, 2.776), (15, 2.131), (16, 2.120), (20, 2.086)])
-def test_students_t_has_its_textbook_quantiles(freedom: int, quantile: float) -> None:
-    assert student_t_quantile(0.975, freedom) == pytest.approx(quantile, abs=5e-4)
 
 
 def test_the_interval_of_ten_replicates_a_side_uses_the_quantile_of_their_number() -> None:

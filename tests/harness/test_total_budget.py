@@ -22,18 +22,15 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_without_a_budget_nothing_ends_and_nobody_has_to_share(clock: Clock) -> None:
+def test_what_is_left_is_what_was_not_spent_and_without_a_budget_nobody_has_to_share(clock: Clock) -> None:
+    budget = TotalBudget(60.0, clock)
+    clock.now_s += 45.0
+    assert budget.left_s() == 15.0
     budget = TotalBudget(None, clock)
     budget.cases = 20
     assert budget.left_s() is None
     assert budget.case_share_s() is None
     assert budget.share_s(3) is None
-
-
-def test_what_is_left_is_what_was_not_spent(clock: Clock) -> None:
-    budget = TotalBudget(60.0, clock)
-    clock.now_s += 45.0
-    assert budget.left_s() == 15.0
 
 
 def test_a_case_may_take_as_much_as_each_of_those_to_come(clock: Clock) -> None:
@@ -91,15 +88,12 @@ def ordered(*names: str) -> list[str]:
 
 def test_a_case_of_each_group_comes_before_the_second_of_any() -> None:
     assert ordered("a1", "a2", "a3", "b1", "c1", "c2") == ["a1", "b1", "c1", "a2", "c2", "a3"]
+    assert ordered() == []
+    assert ordered("a1", "a2", "a3") == ["a1", "a2", "a3"]
 
 
 def test_what_is_shown_side_by_side_stays_together_wherever_its_cases_stood() -> None:
     assert ordered("a1x", "a2x", "a1y", "a2y", "b1x", "b1y") == ["a1x", "a1y", "b1x", "b1y", "a2x", "a2y"]
-
-
-def test_nothing_gives_nothing_and_one_group_stays_as_it_is() -> None:
-    assert ordered() == []
-    assert ordered("a1", "a2", "a3") == ["a1", "a2", "a3"]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=30))

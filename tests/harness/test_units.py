@@ -146,10 +146,11 @@ def test_a_number_is_written_as_people_read_it(write: Callable[[Any], str], numb
     assert write(number) == text
 
 
-@given(st.floats(min_value=1.0, max_value=1e14))
-def test_a_time_reads_back_as_itself_to_half_a_percent(ns: float) -> None:
+@given(st.floats(min_value=1.0, max_value=1e15))
+def test_a_time_reads_back_as_itself_to_half_a_percent_and_takes_eight_characters_at_most(ns: float) -> None:
     number, unit = format_ns(ns).split()
     assert float(number) * {**NS_PER, "h": 3600e9}[unit] == pytest.approx(ns, rel=0.005)
+    assert len(format_ns(ns)) <= 8
 
 
 @given(st.floats(min_value=1e2, max_value=7e12))
@@ -161,11 +162,6 @@ def test_a_written_time_below_two_hours_is_a_duration_that_the_options_accept(ns
 def test_bytes_read_back_as_themselves_to_half_a_percent(size: int) -> None:
     number, unit = format_bytes(size).split()
     assert float(number) * BYTES_PER[unit] == pytest.approx(size, rel=0.005)
-
-
-@given(st.floats(min_value=1.0, max_value=1e15))
-def test_a_time_never_takes_more_than_eight_characters(ns: float) -> None:
-    assert len(format_ns(ns)) <= 8
 
 
 @pytest.mark.parametrize(
@@ -190,14 +186,11 @@ def test_an_interval_is_written_by_its_ends(low: float, high: float, text: str) 
         (1.23e12, "FLOP", "1.23 TFLOP/s"),
         (4.8e12, "B", "4.80 TB/s"),
         (0.5, "steps", "0.500 steps/s"),
+        (1 / 300, "steps", "0.00333 steps/s"),
     ],
 )
 def test_a_throughput_has_an_si_prefix(per_second: float, unit: str, text: str) -> None:
     assert format_rate(per_second, unit) == text
-
-
-def test_a_slow_throughput_is_not_written_as_nothing() -> None:
-    assert not format_rate(1 / 300, "steps").startswith("0.00 ")
 
 
 @pytest.mark.parametrize(

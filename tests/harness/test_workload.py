@@ -7,7 +7,7 @@ import weakref
 from perflab.measure.calls.workload import Step, Workload, chain, phases_of
 
 
-def test_a_call_gets_its_arguments_every_time_and_gives_its_result() -> None:
+def test_a_call_gets_its_arguments_every_time_gives_its_result_and_marks_no_phase() -> None:
     got: list[tuple[int, int]] = []
 
     def work(first: int, *, second: int) -> int:
@@ -18,9 +18,6 @@ def test_a_call_gets_its_arguments_every_time_and_gives_its_result() -> None:
     assert workload.run() == 1
     assert workload.run() == 2
     assert got == [(1, 2), (1, 2)]
-
-
-def test_a_plain_call_has_no_phases_and_marks_none() -> None:
     marks: list[None] = []
     workload = Workload(lambda: None, (), {})
     workload.run(after_phase=lambda: marks.append(None))
@@ -58,16 +55,13 @@ def test_phases_that_are_left_out_leave_no_mark() -> None:
         assert len(marks) == len(phases)
 
 
-def test_what_a_workload_has_in_its_hands_is_its_call_and_arguments() -> None:
+def test_what_a_workload_and_a_step_have_in_their_hands() -> None:
     data, option = object(), object()
 
     def call(*_args: object, **_kwargs: object) -> None:
         """Takes anything."""
 
     assert Workload(call, (data,), {"option": option}).roots == (call, (data,), {"option": option})
-
-
-def test_what_a_step_has_in_its_hands_are_its_phases() -> None:
     forward, backward, optimizer = (lambda *_args: None for _ in range(3))
     assert Step(forward, backward, optimizer).roots == (forward, backward, optimizer)
 
