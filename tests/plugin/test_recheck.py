@@ -204,14 +204,14 @@ def test_a_case_that_fails_by_what_is_exact_is_not_measured_on_for_its_time(
 def test_ctrl_c_gives_out_what_waits(story: Story, workers: list[str]) -> None:
     with story.project.test_file.open("a") as file:
         file.write("\ndef test_hangs(perf):\n    (here / 'hanging').touch()\n    perf(lambda: time.sleep(600))\n")
-    interrupted(story.path, "-m", "perf", "--perf-json=perf.json", *workers)
+    interrupted(story.path, story.project.python, "-m", "perf", "--perf-json=perf.json", *workers)
     assert story.verdicts() == FOUND | {"slower_by[a_little]": "inconclusive", "slower_by[much]": "inconclusive"}
     assert story.judgements()["slower_by[much]"]["reasons"] == [ENDED]
 
 
 def test_ctrl_c_while_it_is_measured_again_gives_it_out_too(story: Story) -> None:
     (story.path / "hang").touch()
-    interrupted(story.path, "-m", "perf", "--perf-json=perf.json")
+    interrupted(story.path, story.project.python, "-m", "perf", "--perf-json=perf.json")
     assert story.order()[-1] == "fresh much"
     assert story.verdicts() == FOUND | {"slower_by[a_little]": "inconclusive", "slower_by[much]": "inconclusive"}
 
