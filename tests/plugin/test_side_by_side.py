@@ -178,6 +178,8 @@ def test_a_run_that_is_stopped_while_rows_take_turns_loses_nothing_else(project:
         "import os", "import time"
     )
     project.pytester.makepyfile(test_story=hangs)
-    output = interrupted(project.pytester.path, project.python, "-m", "perf", "--perf-json=a.json", "-k", "one or same or dies")
+    output = interrupted(
+        project.pytester.path, project.python, "-m", "perf", "--perf-json=a.json", "-k", "one or same or dies"
+    )
     assert "no ratio of times" in output
     assert len(project.results("a.json")) == 3
