@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -73,6 +72,7 @@ from pathlib import Path
 import torch
 from conftest import Virtual
 
+torch.set_num_threads(1)
 cost_ms, scale = (float(n) for n in Path(__file__).with_name("cost.txt").read_text().split())
 
 def test_step(perf):
@@ -690,30 +690,15 @@ def _wait_for(found: object, tries: int = 1200) -> list[Path]:
 
 
 @pytest.mark.parametrize("sets", ["", "os.environ['KMP_OWN'] = str(os.getpid())"], ids=["alike", "apart"])
-def test_variables_that_a_conftest_sets_for_pytorch_hold_in_both_sides(tmp_path: Path, sets: str) -> None:
-    project = tmp_path / "project"
-    project.mkdir()
+def test_variables_that_a_conftest_sets_for_pytorch_hold_in_both_sides(repository: Project, sets: str) -> None:
+    # The sides are Python's own processes: a warm one cannot heed the variable.
     setting = f"import os\nos.environ['OMP_NUM_THREADS'] = '1'\n{sets}\n"
-    (project / "conftest.py").write_text(setting + CONFTEST)
-    (project / "pytest.ini").write_text("[pytest]\n")
-    (project / "size.txt").write_text("512")
-    (project / "test_threads.py").write_text(
-        TWO_CASES.partition("def test_steady")[0]
-        + "def test_threads(perf):\n    assert torch.get_num_threads() == 1\n"
-        + "    perf(spend, 20, int((here / 'size.txt').read_text()))\n"
-    )
-    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "first"]):
-        subprocess.run(["git", *words], cwd=project, check=True)
-    (project / "size.txt").write_text("1024")  # what is exact decides after the fewest pairs
-    done = subprocess.run(  # Python's own processes: what a variable does to PyTorch's import is seen there alone
-        [sys.executable, "-m", "pytest", "-m", "perf", *DECIDED_BY_MEMORY],
-        cwd=project,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert re.search(r"peak +512 KiB +1.00 MiB", done.stdout), done.stdout + done.stderr
+    (repository.pytester.path / "conftest.py").write_text(setting + CONFTEST)
+    case = "def test_threads(perf):\n    assert torch.get_num_threads() == 1\n"
+    size = "    perf(spend, 20, int((here / 'cost.txt').read_text().split()[1]))\n"
+    commit(repository, "threads", TWO_CASES.partition("def test_steady")[0] + case + size)
+    repository.cost(ms=20, kib=1024)
+    result = repository.run(*DECIDED_BY_MEMORY, failed=1)
+    result.stdout.re_match_lines([r"peak +512 KiB +1\.00 MiB.*"])
     told = "processes were started apart, not forked: the tests set KMP_OWN, which PyTorch may read"
-    assert (told in done.stdout) == bool(sets)
+    assert (told in one_line(result)) == bool(sets)

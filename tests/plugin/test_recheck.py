@@ -282,6 +282,10 @@ def test_model(perf, size):
 """
 
 
+FEW_ROUNDS = "\nimport perflab.measured.run.tables as tables\ntables.ROUNDS = tables.LEAST_PAIRS\n"
+"""Code of a conftest: the rows of a table take as few turns as can be compared."""
+
+
 def measured_in(folder: Path) -> list[str]:
     return [name for name, _ in itertools.groupby((folder / "log.txt").read_text().splitlines())]
 
@@ -292,6 +296,7 @@ def shown_in(result: pytest.RunResult) -> list[str]:
 
 def test_with_a_total_budget_groups_take_turns_and_are_shown_in_the_order_of_the_file(project: Project) -> None:
     project.test_file.write_text(GROUPS)
+    project.add(FEW_ROUNDS, "conftest.py")
     path = project.pytester.path
     in_file = ["naive-1", "naive-2", "flash-1", "flash-2", "plain", "compiled", "small", "large"]
     plain = project.run("-m", "", "--perf", passed=8)
@@ -309,11 +314,11 @@ def test_a_short_total_budget_is_shared_among_the_cases_and_each_has_the_fewest_
     project: Project,
 ) -> None:
     project.test_file.write_text(GROUPS)
-    conftest = project.pytester.path / "conftest.py"
-    conftest.write_text(
-        conftest.read_text()
-        + "\nfrom perflab.settings.settings import TotalBudget\n"
-        + "TotalBudget.left_s = lambda self: 18.0 if self._total_s else None\n"
+    project.add(FEW_ROUNDS, "conftest.py")
+    project.add(
+        "\nfrom perflab.settings.settings import TotalBudget\n"
+        "TotalBudget.left_s = lambda self: 18.0 if self._total_s else None\n",
+        "conftest.py",
     )
 
     def samples(*arguments: str) -> list[int]:
