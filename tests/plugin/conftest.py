@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -31,8 +32,9 @@ class Virtual:
 
 clock.read_ns = clock.read_processor_ns = clock.read_all_processors_ns = lambda: Virtual.now_ns
 
-# No time passes while they work.
-calibration._ADDITIONS = calibration._PRODUCTS = calibration._FILLED = 1
+# No time passes while they work; the first product would start threads and load a library in each process.
+calibration._ADDITIONS = calibration._FILLED = 1
+calibration._products = lambda: lambda: None
 
 environment.usable_cores = lambda: 2
 
@@ -108,22 +110,36 @@ def ctrl_c_arrives() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def interrupted(folder: Path, *arguments: str) -> str:
+def interrupted(folder: Path, python: str, *arguments: str) -> str:
     """Run pytest, press Ctrl-C once a test has made a file ``hanging``, and give what was printed.
 
     As a terminal does it, which sends the signal to all processes that it has started.
     """
-    command = [sys.executable, "-m", "pytest", *arguments]
+    command = [python, "-m", "pytest", *arguments]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 120
     while not (folder / "hanging").exists():
         assert time.monotonic() < deadline, "what hangs was never reached"
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    if python == sys.executable:
+        os.killpg(process.pid, signal.SIGINT)
+    else:  # each warm process has a session of its own
+        for pid in warm_in(folder):
+            os.kill(pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     return output
+
+
+def warm_in(folder: Path) -> list[int]:
+    """The other processes that work in a folder, without the launchers that wait for warm ones."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if (path / "cwd").readlink() == folder and b"-IS" not in (path / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(path.name))
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def run_pytest(

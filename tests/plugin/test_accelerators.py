@@ -89,11 +89,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def python(python_with_compiler: str) -> str:
+    return python_with_compiler  # what a device of one's own is registered with imports it
+
+
+@pytest.fixture
 def toy(project: Project, library: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A project of one case whose time, by the host's clock and the device's, and memory are set from outside."""
     monkeypatch.setenv("TOY_LIBRARY", str(library))
     shutil.copy(TOY / "toy.py", project.pytester.path)
-    project.add("\nimport toy\n", "conftest.py")
+    # One thread: two would wait for each other at every product, beside other work on this machine.
+    project.add("\nimport toy\nimport torch\n\ntorch.set_num_threads(1)\n", "conftest.py")
     project.test_file.write_text(CASE)
     return project
 

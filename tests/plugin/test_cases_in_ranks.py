@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugin.conftest import REFUSED, Project, begin_repository, one_line
+from tests.plugin.test_recheck import FEW_ROUNDS
 
 EXCHANGE = """
 import os
@@ -368,7 +369,7 @@ def test_leak(perf, rank):
 
 def test_rows_in_ranks_take_turns(project: Project) -> None:
     # The fastest size is the base of a comparison side by side: the virtual clock says which one that is.
-    project.add("\nimport perflab.measured.run.tables as tables\ntables.ROUNDS = tables.LEAST_PAIRS\n", "conftest.py")
+    project.add(FEW_ROUNDS, "conftest.py")
     project.test_file.write_text(ROWS)
     project.run("--perf-json=results.json", passed=2)
     (beside,) = (beside for one in project.results() for beside in one.get("beside", []))

@@ -355,28 +355,30 @@ def test_any_command_runs_dry(tmp_path: Path) -> None:
         (["--perf-dry-run"], "is a build without CUDA", "install it into a virtual environment of its own"),
     ],
 )
-def test_what_cannot_run_dry_is_said_with_a_remedy(tmp_path: Path, options: list[str], said: str, remedy: str) -> None:
+def test_what_cannot_run_dry_is_said_with_a_remedy(
+    python: str, tmp_path: Path, options: list[str], said: str, remedy: str
+) -> None:
     if torch.version.cuda is not None and "without CUDA" in said:
         pytest.skip("this build has CUDA")
     (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
-    done = pytest_in(tmp_path, *options)
+    done = started(tmp_path, python, "-m", "pytest", *options)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert said in done.stderr
     assert remedy in done.stderr
 
 
 @pytest.mark.parametrize("other", ["--perf-predict", "--perf-against=HEAD"])
-def test_a_dry_run_is_no_other_kind_of_run(tmp_path: Path, other: str) -> None:
+def test_a_dry_run_is_no_other_kind_of_run(python: str, tmp_path: Path, other: str) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(perf): pass\n")
-    done = pytest_in(tmp_path, "--perf-dry-run", other, PERFLAB_DRY_RUN="h100")
+    done = started(tmp_path, python, "-m", "pytest", "--perf-dry-run", other, PERFLAB_DRY_RUN="h100")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"{other.partition('=')[0]}" in done.stderr
     assert "leave one of them out" in done.stderr
 
 
-def test_the_variable_alone_makes_no_dry_run(tmp_path: Path) -> None:
+def test_the_variable_alone_makes_no_dry_run(python: str, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
-    done = pytest_in(tmp_path, PERFLAB_DRY_RUN="h100")
+    done = started(tmp_path, python, "-m", "pytest", PERFLAB_DRY_RUN="h100")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "PERFLAB_DRY_RUN is set, and this process is no dry run" in done.stderr
 

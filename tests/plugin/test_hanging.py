@@ -289,7 +289,9 @@ def test_ctrl_c_ends_a_fresh_process_with_all_that_it_started_and_what_there_is_
 """
     source = project.test_file.read_text().replace("    cost_ms, kib", hang + "    cost_ms, kib")
     project.test_file.write_text("import os, sys, time\n" + source)
-    output = interrupted(project.pytester.path, "-m", "perf", "--perf-update", "--perf-json=results.json")
+    output = interrupted(
+        project.pytester.path, project.python, "-m", "perf", "--perf-update", "--perf-json=results.json"
+    )
     assert "interrupted: these baselines have one replicate each" in output
     (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
     assert len(case["replicates"]) == 1

@@ -44,6 +44,11 @@ class Kernels(Folder):
 
 
 @pytest.fixture
+def python(python_with_compiler: str) -> str:
+    return python_with_compiler
+
+
+@pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: str) -> Kernels:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return Kernels(pytester, python)

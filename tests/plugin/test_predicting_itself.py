@@ -185,7 +185,7 @@ def test_once_a_runs_time_is_over_nothing_is_predicted(pytester: pytest.Pytester
         result.stdout.fnmatch_lines(["1 not run: the run's 1.00 s were over*", "1 skipped"])
 
 
-def test_ctrl_c_keeps_what_was_predicted(pytester: pytest.Pytester) -> None:
+def test_ctrl_c_keeps_what_was_predicted(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile(
         test_large="""
 import time
@@ -200,7 +200,8 @@ def test_hangs(perf):
     perf(lambda: time.sleep(600))
 """
     )
-    assert "new, saved" in interrupted(pytester.path, "--perf-predict", "--perf-update", "--perf-json=results.json")
+    options = ["--perf-predict", "--perf-update", "--perf-json=results.json"]
+    assert "new, saved" in interrupted(pytester.path, python, *options)
     (row,) = json.loads((pytester.path / "results.json").read_text())["results"]
     assert row["case"] == "test_large.py::test_first"
     (journal,) = (pytester.path / ".perflab/runs").glob("*.jsonl")

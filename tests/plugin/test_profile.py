@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,7 @@ def test_a_profile_is_shown_stored_with_the_results_and_written_for_other_tools(
     (trace,) = (net.pytester.path / ".perflab" / "profiles").glob("*.trace.json")
     assert json.loads(trace.read_text())["traceEvents"]
     assert trace.with_name(trace.name.replace(".trace.json", ".folded")).read_text()
-    report = net.pytester.run(sys.executable, "-m", "perflab", "report", "results.json", "--format=markdown")
+    report = net.perflab("report", "results.json", "--format=markdown")
     assert "<summary>profile of forward</summary>" in report.stdout.str()
 
 

@@ -55,7 +55,9 @@ def saved(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return project
 
 
-def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns_with_what_the_case_was_before_it_moved(
+    saved: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head = git(saved, "rev-parse", "--short=7", "HEAD").strip()
     monkeypatch.setenv("MACHINE", "0.95")
     saved.cost(ms=110)
@@ -63,7 +65,10 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
     hidden.stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.5% .* ok"])
     assert "paired" not in saved.result()["outcome"]
     assert worktrees(saved) == 0
-    saved.run("--perf-json=results.json", failed=1).stdout.re_match_lines(
+    saved.test_file.rename(saved.test_file.with_name("test_moved.py"))
+    result = saved.run("--perf-json=results.json", "test_moved.py", failed=1)
+    assert "compared with test_story.py::TestIt::test_work[a/b::c], moved" in one_line(result)
+    result.stdout.re_match_lines(
         [
             rf"work\[a/b::c\] is slower than in {head}, which added its baseline",
             r"latency\s+95\.0 ms\s+104 ms\s+\+10\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
@@ -80,21 +85,11 @@ def test_a_cost_in_every_second_call_that_stored_numbers_cannot_judge_fails_in_t
     source = saved.test_file.read_text().replace("@pytest.mark", "calls = iter(range(10**9))\n\n@pytest.mark", 1)
     assert source != saved.test_file.read_text()
     saved.test_file.write_text(source.replace("cost_ms *", "cost_ms * (1 + 2 * (next(calls) % 2)) *"))
-    result = saved.run("--perf-json=results.json", failed=1)
+    result = saved.run("--perf-json=results.json", "--perf-evidence=off", failed=1)
     result.stdout.re_match_lines([r"latency\s+100 ms\s+(19|20)\d ms\s+\+(9|10)\d.*", r".* REGRESSED"])
     assert "interleaved pairs of fresh processes; means of all calls are compared" in one_line(result)
     paired = saved.result()["outcome"]["paired"]
     assert (paired["judged"], len(paired["confirm"])) == ("mean", 4)
-
-
-def test_a_case_that_was_moved_takes_turns_with_what_it_was(saved: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MACHINE", "0.95")
-    saved.cost(ms=110)
-    saved.test_file.rename(saved.test_file.with_name("test_moved.py"))
-    for named in ((), ("test_moved.py",)):
-        result = saved.run(*named, failed=1)
-        result.stdout.re_match_lines([r"work\[a/b::c\] .* \+10\.0% .* REGRESSED"])
-        assert "compared with test_story.py::TestIt::test_work[a/b::c], moved" in one_line(result)
 
 
 def test_a_machine_that_became_slower_is_not_the_code_in_a_worker_either(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.plugin.conftest import CONFTEST, REFUSED, Project, interrupted
@@ -63,10 +60,9 @@ def test_any_parameter_is_set_side_by_side_where_it_is_asked_for_and_afterwards(
     project.run("--perf-side-by-side=length", "--perf-json=a.json").stdout.re_match_lines(
         [r"side by side: length .*", r"work\[slow\]$", r"  1 +30\.0 ms +±0\.0% +1\.00 ", r"  2 .* 2\.00 "]
     )
-    command = [sys.executable, "-m", "perflab", "report", "a.json", "--side-by-side=impl"]
-    done = subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True)
-    assert "side by side: impl" in done.stdout
-    assert "side by side: length" not in done.stdout
+    told = project.perflab("report", "a.json", "--side-by-side=impl").stdout.str()
+    assert "side by side: impl" in told
+    assert "side by side: length" not in told
 
 
 def test_nothing_is_set_side_by_side_that_was_not_asked_for(project: Project) -> None:
@@ -178,6 +174,8 @@ def test_a_run_that_is_stopped_while_rows_take_turns_loses_nothing_else(project:
         "import os", "import time"
     )
     project.pytester.makepyfile(test_story=hangs)
-    output = interrupted(project.pytester.path, "-m", "perf", "--perf-json=a.json", "-k", "one or same or dies")
+    output = interrupted(
+        project.pytester.path, project.python, "-m", "perf", "--perf-json=a.json", "-k", "one or same or dies"
+    )
     assert "no ratio of times" in output
     assert len(project.results("a.json")) == 3

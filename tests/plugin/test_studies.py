@@ -6,8 +6,6 @@ Also the columns and the order of a table, as an option or an ini key asks for t
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -104,12 +102,9 @@ def test_a_study_is_shown_with_its_findings_and_stands_in_every_file(project: Pr
         ["median", "tokens/s", "loss", "setup_s"],
         "switch=base",
     )
-    command = [sys.executable, "-m", "perflab", "report", "a.json", "--format=markdown"]
-    done = subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True)
-    assert (
-        "#### study: switches · against switch=base\n\n| `step[…]` | median | tokens/s | loss | setup |" in done.stdout
-    )
-    assert r"- 4 cases, losses \['nan', 3.25\]" in done.stdout
+    told = project.perflab("report", "a.json", "--format=markdown").stdout.str()
+    assert "#### study: switches · against switch=base\n\n| `step[…]` | median | tokens/s | loss | setup |" in told
+    assert r"- 4 cases, losses \['nan', 3.25\]" in told
 
 
 def test_a_run_that_is_stopped_has_the_findings_of_what_was_finished(project: Project) -> None:

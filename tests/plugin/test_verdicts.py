@@ -365,7 +365,9 @@ def test_hangs(perf):
     Path("hanging").touch()
     perf(lambda: time.sleep(600))
 """)
-    output = interrupted(project.pytester.path, "-m", "perf", "--perf-update", "--perf-json=results.json")
+    output = interrupted(
+        project.pytester.path, project.python, "-m", "perf", "--perf-update", "--perf-json=results.json"
+    )
     assert "new, saved" in output
     assert "interrupted: these baselines have one replicate each" in output
     assert list(json.loads(project.baseline_file().read_text())["cases"]) == ["test_work"]

@@ -230,7 +230,7 @@ if __name__ == "__main__":
     del sys.path[0]  # this file's folder
     gc.disable()
     plugins = importlib.import_module("_pytest.config").default_plugins
-    for module in (*sys.argv[5:], "pytest", *(f"_pytest.{plugin}" for plugin in plugins)):
+    for module in (*sys.argv[5:], "pytest", "pdb", *(f"_pytest.{plugin}" for plugin in plugins)):
         importlib.import_module(module)
     load(sys.argv[3], sys.argv[4])
     for cleaning in weakref.finalize._registry:  # type: ignore[attr-defined]
