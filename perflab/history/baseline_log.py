@@ -11,8 +11,9 @@ from pathlib import Path
 
 from perflab.base.errors import DocumentError, UsageError
 from perflab.base.git import repository_page, run_git, working_tree
+from perflab.history.contents import LeftOutRow
 from perflab.history.git_objects import objects_of
-from perflab.history.series import History, LeftOut, Run
+from perflab.history.series import History, Run
 from perflab.results.readings import DAMAGED, Level, WrittenBaselines, decoded
 from perflab.store.case_files import path_of
 from perflab.tiers.interface import by_folder
@@ -32,7 +33,7 @@ def read_log(directory: Path) -> History:
     place = directory.resolve().relative_to(top.resolve()).as_posix() if directory.is_dir() else str(directory)
     history = History(f"the log of {place}/")
     history.repository, history.are_accepted = repository_page(top), True
-    seen: dict[tuple[str, str, str, str], str] = {}
+    seen: dict[tuple[str, str, str, str], str] = {}  # the last level of each case
     names: dict[str, str] = {}
     with objects_of(top) as read:
         for made, versions in _touching(top, place):
@@ -44,14 +45,19 @@ def read_log(directory: Path) -> History:
                         raise DocumentError("git does not have it", "git fetch --unshallow")
                     registration, levels = levels_in(content, path.split("/")[-2])
                 except DocumentError as error:
-                    history.left_out.append(LeftOut(f"{str(made.commit)[:7]}:{path}", error.problem))
+                    history.left_out.append(LeftOutRow(file=f"{str(made.commit)[:7]}:{path}", problem=error.problem))
                     continue
                 if registration is None and path not in names:
                     names[path] = path_of(path.rpartition("/")[2].removesuffix(".json"))
                 module = registration or names[path]
                 for level in levels:
-                    if _is_known(seen, module, level):
+                    key = (module, level.case, level.variant, level.places[0].text)
+                    content_now = (
+                        f"{level.recorded} {[(name, one.value) for name, one in sorted(level.readings.items())]}"
+                    )
+                    if seen.get(key) == content_now:
                         continue
+                    seen[key] = content_now
                     if run is None:
                         run = history.begin(made)
                     places = history.place(level.places[0]), history.place(level.places[1])
@@ -66,16 +72,6 @@ def read_log(directory: Path) -> History:
             f"no commit has baselines in {place}/{problem}", "save and commit some: pytest -m perf --perf-update"
         )
     return history
-
-
-def _is_known(seen: dict[tuple[str, str, str, str], str], module: str, level: Level) -> bool:
-    """Whether the level equals the last one that ``seen`` has of its case. If not, note it in ``seen``."""
-    key = (module, level.case, level.variant, level.places[0].text)
-    said = f"{level.recorded} {[(name, one.value) for name, one in sorted(level.readings.items())]}"
-    if seen.get(key) == said:
-        return True
-    seen[key] = said
-    return False
 
 
 def _touching(top: Path, place: str) -> Iterator[tuple[Run, list[tuple[str, str]]]]:

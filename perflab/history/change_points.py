@@ -111,7 +111,14 @@ def find_changes(series: Sequence[Sequence[float]]) -> list[list[Change]]:
         parts: list[Span] = []
         for span, seen in zip(spans, _look(values, spans), strict=True):
             number, start, end = span
-            places = [seen.at] if seen.p <= FALSE_ALARMS else _there_and_back(values[number], span, seen)
+            places = [seen.at] if seen.p <= FALSE_ALARMS else []
+            z, *stretch = seen.stretch
+            if not places and z >= _WORTH_A_LOOK:
+                # A single step badly explains a level that came and went. The stretch was chosen among many, so the
+                # ``p`` of both its ends must be at most a tenth.
+                ends = ((start, *stretch), (*stretch, end))
+                chances = [_between(values[number], *each).p for each in ends]
+                places = stretch if max(chances) <= FALSE_ALARMS / 10 else []
             before = steps.LAST if start == 0 else steps.BETWEEN
             after = steps.LAST if end == len(values[number]) else steps.BETWEEN
             if places and places[0] - start >= before and end - places[-1] >= after:
@@ -171,11 +178,14 @@ class _Seen:
 
 
 def _look(values: Sequence[Floats], spans: Sequence[Span]) -> list[_Seen]:
-    windows = [(whole, window) for whole, span in enumerate(spans) for window in _windows(span)]
+    # Windows have at most ``LONGEST`` points; neighbours overlap by half or more.
     by_length: dict[int, list[tuple[int, Span]]] = {}
-    for whole, window in windows:
-        by_length.setdefault(window[2] - window[1], []).append((whole, window))
-    tried = Counter(whole for whole, _ in windows)
+    tried: Counter[int] = Counter()
+    for whole, (number, start, end) in enumerate(spans):
+        starts = [*range(max(start, end - LONGEST), start, -LONGEST // 2), start]
+        for window in ((number, one, min(end, one + LONGEST)) for one in starts):
+            by_length.setdefault(window[2] - window[1], []).append((whole, window))
+        tried[whole] = len(starts)
     seen = [_Seen()] * len(spans)
     for length, members in by_length.items():
         for first in range(0, len(members) if length >= SHORTEST else 0, _TOGETHER):
@@ -189,26 +199,6 @@ def _look(values: Sequence[Floats], spans: Sequence[Span]) -> list[_Seen]:
                 p, at = min((old.p, old.at), (chances[n] * tried[whole], start + here))
                 seen[whole] = _Seen(p, at, max(old.stretch, (z, start + begin, start + end)))
     return seen
-
-
-def _there_and_back(values: Floats, span: Span, seen: _Seen) -> list[int]:
-    """Return the first point of a level that came and went again, and the point after its last; empty if there is none.
-
-    A single step explains such a level badly. The stretch was chosen among many, so the ``p`` of both its ends must be
-    at most a tenth of ``FALSE_ALARMS``.
-    """
-    z, first, last = seen.stretch
-    if z < _WORTH_A_LOOK:
-        return []
-    ends = (_between(values, span[1], first, last), _between(values, first, last, span[2]))
-    return [first, last] if max(end.p for end in ends) <= FALSE_ALARMS / 10 else []
-
-
-def _windows(span: Span) -> list[Span]:
-    """Cut a span into windows of at most ``LONGEST`` points, of which neighbours overlap by half or more."""
-    number, start, end = span
-    starts = range(max(start, end - LONGEST), start, -LONGEST // 2)
-    return [*((number, one, one + LONGEST) for one in starts), (number, start, min(end, start + LONGEST))]
 
 
 def _changes(values: Floats, cuts: list[int]) -> list[Change]:

@@ -18,7 +18,7 @@ from perflab.history.contents import ALARM, BetweenRow, Contents, EventRow, RunR
 from perflab.history.git_objects import clean, commits_between
 from perflab.history.results_files import read_branch, read_folder
 from perflab.history.series import BY_PRODUCTS, History
-from perflab.history.wording import short
+from perflab.history.text import as_csv, as_text, short
 from perflab.report.summary import page_width
 from perflab.tables.escaping import one_line
 from perflab.units import format_count
@@ -89,7 +89,13 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
             asked = [f"--case={given.case}"] * (given.case is not None)
             asked += [f"--quantity={given.quantity}"] * (given.quantity is not None)
             raise UsageError(f"{' '.join(asked)}: no series has that name", f"there are: {_known(history)}")
-        text = _formatted(shown, given.format)
+        if given.format == "html":
+            from perflab.history.page import as_page  # jinja2 is loaded for pages alone
+
+            text = as_page(shown)
+        else:
+            forms = {"text": lambda: as_text(shown, page_width()), "csv": lambda: as_csv(shown)}
+            text = forms.get(given.format, lambda: to_readable_json(shown))()
         if given.output is None:
             sys.stdout.write(text)
         else:
@@ -97,10 +103,10 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         alarm = newest_alarm(shown, recent) if given.fail else None
         if alarm is not None:
             print(f"perflab history: event {alarm.number} is an alarm within {recent} runs", file=sys.stderr)
-        unread = [one for one in history.left_out if one.is_ours] if given.fail else []
+        unread = history.unread if given.fail else []
         if unread:
             many = f"{format_count(len(unread), 'results file')} could not be read"
-            print(f"perflab history: {many}: {unread[0].file}\n  -> restore or remove it", file=sys.stderr)
+            print(f"perflab history: {many}: {unread[0]}\n  -> restore or remove it", file=sys.stderr)
         return 0 if alarm is None and not unread else 1
 
     return run
@@ -118,9 +124,9 @@ def _history(given: argparse.Namespace) -> History:
 
 
 def _bisect(given: argparse.Namespace) -> int:
-    from perflab.history.bisect.ask import ask
+    from perflab.history.bisect.run import ask
 
-    answer = ask(
+    lines, is_found = ask(
         given.bisect,
         lambda: _history(given),
         (given.good, given.bad),
@@ -129,8 +135,8 @@ def _bisect(given: argparse.Namespace) -> int:
         options=_words("--pytest", given.pytest),
         told=lambda text: print(one_line(text), file=sys.stderr, flush=True),
     )
-    print("\n".join(map(one_line, answer.lines)))
-    return 0 if answer.is_found else 1
+    print("\n".join(map(one_line, lines)))
+    return 0 if is_found else 1
 
 
 def _refuse_unused(given: argparse.Namespace) -> None:
@@ -191,20 +197,6 @@ def read_history(folder: str | None, branch: str | None, git: bool, quantity: st
             "name a folder of results files (--perf-json), or --git for accepted baselines",
         )
     return read_folder(Path(folder) if folder is not None else _JOURNALS, skipped)
-
-
-def _formatted(contents: Contents, form: str) -> str:
-    if form == "text":
-        from perflab.history.text import as_text
-
-        return as_text(contents, page_width())
-    if form == "html":
-        from perflab.history.page import as_page
-
-        return as_page(contents)
-    from perflab.history.text import as_csv
-
-    return to_readable_json(contents) if form == "json" else as_csv(contents)
 
 
 def _known(history: History) -> str:

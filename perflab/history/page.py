@@ -13,21 +13,23 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from perflab.base.git import commit_page
-from perflab.history.contents import ALARM, Contents, EventRow, Member, SeriesRow
-from perflab.history.text import HEADS, notes, since_start
-from perflab.history.wording import (
+from perflab.history.contents import ALARM, Contents, EventRow, SeriesRow
+from perflab.history.text import (
+    HEADS,
     brief,
     member_change,
     no_event,
+    notes,
     remarks,
     series_name,
     short,
+    since_start,
     summary,
     title,
     where,
 )
+from perflab.page.charts import Scale, around, chart, element, rounded, ticks
 from perflab.page.render import render
-from perflab.page.svg import Scale, around, chart, element, rounded, ticks
 from perflab.page.table import Cell, Choice, Column, Filter, PageTable, Row, number_cell
 from perflab.tables.beside_text import pair_texts, value_text
 from perflab.tables.escaping import one_line
@@ -199,6 +201,10 @@ def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> dict[st
     members = []
     for one in event.members[:_MOST_MEMBERS]:
         row = contents.series[one.series]
+        # The chance of a change in an unchanged series.
+        chance = "exact" if row.exact else "accepted"
+        if one.p is not None:
+            chance = f"{one.p:.1g}" if one.p >= _LEAST_P else f"< {_LEAST_P:.0e}"
         href = f"#series-{one.series + 1}" if one.series in drawn else None
         cells = [
             Cell(brief(row.name), href=href),
@@ -208,7 +214,7 @@ def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> dict[st
                 for said, value in zip(pair_texts(one.old, one.new, row.unit), (one.old, one.new), strict=True)
             ),
             Cell(member_change(one, row), one.ratio, number=True),
-            Cell(chance_text(one, row), one.p, number=True),
+            Cell(chance, one.p, number=True),
         ]
         members.append(Row(cells))
     heads = [Column("case"), Column("quantity"), *(Column(one, number=True) for one in ("before", "after"))]
@@ -228,13 +234,6 @@ def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> dict[st
 
 def _commit_cell(commit: str | None, contents: Contents, more: str = "") -> Cell:
     return Cell(short(commit) if commit else "", href=commit_page(contents.repository, commit), more=more)
-
-
-def chance_text(member: Member, row: SeriesRow) -> str:
-    """Return the chance of a change in an unchanged series as text; ``exact`` or ``accepted`` if it has no ``p``."""
-    if member.p is None:
-        return "exact" if row.exact else "accepted"
-    return f"{member.p:.1g}" if member.p >= _LEAST_P else f"< {_LEAST_P:.0e}"
 
 
 def number_cell_of(value: float, row: SeriesRow) -> Cell:

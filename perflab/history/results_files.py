@@ -16,8 +16,9 @@ import msgspec
 
 from perflab.base.errors import DocumentError, UsageError
 from perflab.base.files import read_regular
+from perflab.history.contents import LeftOutRow
 from perflab.history.git_objects import files_on, objects_of
-from perflab.history.series import History, LeftOut, Run
+from perflab.history.series import History, Run
 from perflab.results.readings import (
     DAMAGED,
     INEXACT_COUNTS,
@@ -328,7 +329,8 @@ def _read(history: History, contents: Iterable[tuple[str, bytes | str]]) -> Hist
     try:
         for file, content in contents:
             if isinstance(content, str):
-                history.left_out.append(LeftOut(file, content))
+                history.left_out.append(LeftOutRow(file=file, problem=content))
+                history.unread.append(file)
                 continue
             try:
                 if file.endswith(".jsonl"):
@@ -336,7 +338,8 @@ def _read(history: History, contents: Iterable[tuple[str, bytes | str]]) -> Hist
                 else:
                     read_into(history, content, file)
             except DocumentError as error:
-                history.left_out.append(LeftOut(file, error.problem, any(word in content for word in _OURS)))
+                history.left_out.append(LeftOutRow(file=file, problem=error.problem))
+                history.unread += [file] * any(word in content for word in _OURS)
     finally:
         if collects:
             gc.enable()

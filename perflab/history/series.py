@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import median
-from typing import NamedTuple
 
 from perflab.base.identity import file_of, test_of
+from perflab.history.contents import LeftOutRow
 from perflab.results.readings import CALIBRATION, Place, Reading
 
 BY_PRODUCTS = ("fastest",)
@@ -42,23 +42,14 @@ class Series:
     variant: str
     quantity: str
     place: int
-    """Index into ``History.places``."""
+    """Number in ``History.places``."""
     unit: str
     is_exact: bool
     runs: array[int] = field(default_factory=lambda: array("i"))
     """Indices into ``History.runs``."""
     values: array[float] = field(default_factory=lambda: array("d"))
     words: array[int] = field(default_factory=lambda: array("i"))
-    """Indices into ``History.words``: the verdict of the run, or why a level was accepted."""
-
-
-class LeftOut(NamedTuple):
-    """A file that is not part of the history, and why."""
-
-    file: str
-    problem: str
-    is_ours: bool = True
-    """Whether the file seems to have been written by a run or a report of perflab."""
+    """Numbers in ``History.words``: the verdict of the run, or why a level was accepted."""
 
 
 Key = tuple[str, str, str, int]
@@ -74,12 +65,16 @@ class History:
     def __init__(self, source: str, skipped: Collection[str] = ()) -> None:
         self.source = source
         self.runs: list[Run] = []
-        self.places: list[Place] = []
-        self.words: list[str] = []
+        self.places: dict[Place, int] = {}
+        """The places with their numbers, which count them in order."""
+        self.words: dict[str, int] = {}
+        """The words with their numbers, as places have them."""
         self.reasons: dict[int, str] = {}
         """The reasons that were given for accepted levels, by the index of the word that has the reason."""
         self.series: list[Series] = []
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[LeftOutRow] = []
+        self.unread: list[str] = []
+        """The files that were left out although a run or a report of perflab seems to have written them."""
         self.repeated = 0
         """The number of runs left out because another file has them as well: each run counts once."""
         self.repository: str | None = None
@@ -94,8 +89,6 @@ class History:
         self._skipped = frozenset(skipped)
         self._known: dict[Key, Series] = {}
         self._readings: dict[tuple[int, str], list[float]] = {}
-        self._place_numbers: dict[Place, int] = {}
-        self._word_numbers: dict[str, int] = {}
 
     def note_collected(self, created: datetime, collected: Collection[str], stale: Collection[str]) -> None:
         """Note which cases a run collected, whether it ran them or not, and which cases it knew to be gone.
@@ -131,17 +124,11 @@ class History:
 
     def place(self, place: Place) -> int:
         """Return the number of a place, and add the place if it is new."""
-        number = self._place_numbers.setdefault(place, len(self.places))
-        if number == len(self.places):
-            self.places.append(place)
-        return number
+        return self.places.setdefault(place, len(self.places))
 
     def word(self, text: str) -> int:
         """Return the number of a word, and add the word if it is new."""
-        number = self._word_numbers.setdefault(text, len(self.words))
-        if number == len(self.words):
-            self.words.append(text)
-        return number
+        return self.words.setdefault(text, len(self.words))
 
     def add(
         self, run: int, case: str, variant: str, places: tuple[int, int], word: str, readings: Mapping[str, Reading]

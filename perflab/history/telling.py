@@ -27,15 +27,13 @@ from perflab.history.contents import (
     BreakRow,
     Contents,
     EventRow,
-    LeftOutRow,
     Level,
     Member,
     RunRow,
     SeriesRow,
 )
-from perflab.history.events import Event, gather
 from perflab.history.git_objects import clean, commits_between
-from perflab.history.judging import FEWEST, Found, creep_of, judge, judge_accepted, without_the_machine
+from perflab.history.judging import FEWEST, Event, Found, creep_of, gather, judge, judge_accepted, without_the_machine
 from perflab.history.series import History, Series
 from perflab.results.readings import in_one_text
 from perflab.tables.lines import distinct_names, short_name
@@ -73,7 +71,8 @@ def contents_of(history: History, repository: Path) -> Contents:
         )
         for at, one in enumerate(series)
     ]
-    places = [history.places[place].parts for place in used]
+    all_places = list(history.places)
+    places = [all_places[place].parts for place in used]
     often = [places[: at + 1].count(parts) for at, parts in enumerate(places)]  # of equal ones all but the first get it
     environments = [
         parts if nth == 1 else (*parts[:-1], f"{parts[-1]} ({nth})") for parts, nth in zip(places, often, strict=True)
@@ -86,10 +85,10 @@ def contents_of(history: History, repository: Path) -> Contents:
         accepted=history.are_accepted,
         runs=[RunRow(created=one.created.isoformat(), file=one.file, commit=one.commit) for one in history.runs],
         environments=[in_one_text(parts) for parts in environments],
-        words=history.words,
+        words=list(history.words),
         events=[_event(number, one, rows, history, repository) for number, one in enumerate(events, 1)],
         series=rows,
-        left_out=[LeftOutRow(file=one.file, problem=one.problem) for one in history.left_out],
+        left_out=history.left_out,
         breaks=[] if history.are_accepted else breaks_in(rows, environments),
         repeated=history.repeated,
         repository=history.repository,

@@ -78,7 +78,7 @@ def with_what_was_alive(found: OutOfMemory, workload: Workload, device: torch.de
     from perflab.profiles.take_peak import take_failure
 
     failure, _ = tried(lambda: take_failure(workload, device))
-    return found if failure is None else changed(found, alive=failure.alive.parts, asked_by=failure.asked_by)
+    return found if failure is None else changed(found, alive=failure[0].parts, asked_by=failure[1])
 
 
 def tried(take: Callable[[], _Found]) -> tuple[_Found | None, str | None]:

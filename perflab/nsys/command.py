@@ -20,7 +20,6 @@ from perflab.nsys.errors import ExportError
 from perflab.processes.lifeline import with_lifeline
 from perflab.report.summary import progress
 from perflab.results.documents import read_document
-from perflab.results.result import Document
 
 if TYPE_CHECKING:
     from perflab.tiers.interface import Run
@@ -71,7 +70,14 @@ def nsys_command(parser: argparse.ArgumentParser) -> Run:
         else:
             status, report, found = profile(given.target, given.output)
             export, results = exported(report), results if results is not None else found
-        timers = _timers(read_document(results)) if results is not None else {}
+        timed = read_document(results).results if results is not None else ()
+        summaries = {one.case: one.record.summary for one in timed if one.record is not None}
+        timers = {  # the median nanoseconds of one call and of its phases, from the run's own timer
+            (case, phase): time_ns
+            for case, summary in summaries.items()
+            if summary is not None
+            for phase, time_ns in {"": summary.median_ns, **summary.phases_ns}.items()
+        }
         for line in _read(export, given, timers):
             print(line)
         return status
@@ -91,8 +97,7 @@ def _is_profile(given: str) -> bool:
 
 def _read(path: Path, given: argparse.Namespace, timers: dict[tuple[str, str], float]) -> list[str]:
     from perflab.nsys.export import opened
-    from perflab.nsys.reading import chosen_process, read
-    from perflab.nsys.text import lines
+    from perflab.nsys.reading import chosen_process, lines, read
 
     width = max(80, shutil.get_terminal_size((120, 24)).columns)
     with opened(path) as export:
@@ -106,17 +111,6 @@ def _read(path: Path, given: argparse.Namespace, timers: dict[tuple[str, str], f
     progress("")
     sys.stderr.flush()
     return lines(reading, timers, width, every=given.verbose)
-
-
-def _timers(document: Document) -> dict[tuple[str, str], float]:
-    """Return the median nanoseconds of one call and of its phases, by case and phase, from the run's own timer."""
-    timed = {one.case: one.record.summary for one in document.results if one.record is not None}
-    return {
-        (case, phase): time_ns
-        for case, summary in timed.items()
-        if summary is not None
-        for phase, time_ns in {"": summary.median_ns, **summary.phases_ns}.items()
-    }
 
 
 FLAGS = (

@@ -45,11 +45,6 @@ _KINDS = {"INTEGER": ("integer", "whole number"), "TEXT": ("text", "text")}
 """SQLite's name of the values' type, and the name in error messages, by the declared type of a column."""
 
 
-def process_of(global_id: int) -> int:
-    """Return the process number in a serialized identifier of a thread or process."""
-    return global_id >> 24 & 0xFFFFFF
-
-
 def thread_of(global_id: int) -> int:
     """Return the thread number in a serialized identifier."""
     return global_id & 0xFFFFFF
@@ -141,7 +136,7 @@ class Export:
         if not {"globalPid", "name"} <= self.tables.get("PROCESSES", frozenset()):
             return {}
         rows = self.rows("SELECT globalPid, name FROM PROCESSES WHERE globalPid IS NOT NULL")
-        return {process_of(pid): str(name) for pid, name in rows}
+        return {pid >> 24 & 0xFFFFFF: str(name) for pid, name in rows}
 
     @cached_property
     def thread_names(self) -> dict[int, str]:

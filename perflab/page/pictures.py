@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -183,23 +183,17 @@ Places = Mapping[str, str]
 """The id of each case's section on the page, by node id."""
 
 
-@dataclass(frozen=True)
-class SetView:
-    """The pictures, the table and the notes of one study, or of one parameter's levels in a case."""
+def sets_of(run: RunContents, places: Places) -> list[dict[str, object]]:
+    """Return all studies of a run and all groups of levels, by their names in the template.
 
-    title: str
-    pictures: Sequence[Picture]
-    table: PageTable
-    notes: Sequence[str] = field(default_factory=list)
-
-
-def sets_of(run: RunContents, places: Places) -> list[SetView]:
-    """Return all studies of a run and all groups of levels; ``places`` has the ids of the cases' sections."""
+    Each study, and each parameter's levels in a case, has a title, pictures, a table and notes. ``places`` has the ids
+    of the cases' sections.
+    """
     found = [_study(study, table, places) for study in run.tables.get("studies", ()) for table in study["tables"]]
     return [*found, *(_group(group, places) for group in run.tables.get("side_by_side", ()))]
 
 
-def _study(study: dict[str, Any], table: dict[str, Any], places: Places) -> SetView:
+def _study(study: dict[str, Any], table: dict[str, Any], places: Places) -> dict[str, object]:
     measured = [row for row in table["rows"] if "values" in row]
     charted = list(
         {
@@ -216,7 +210,8 @@ def _study(study: dict[str, Any], table: dict[str, Any], places: Places) -> SetV
         rows.append(Row([first, *(_study_cell(row, one) for one in table["columns"])]))
     against = f", against {', '.join(study['versus'])}" if study["versus"] else ""
     notes = [*table.get("no_ratios", []), *study["findings"]]
-    return SetView(f"Study: {study['study']}{against}", pictures, PageTable(columns, rows), notes)
+    title = f"Study: {study['study']}{against}"
+    return dict(title=title, pictures=pictures, table=PageTable(columns, rows), notes=notes)
 
 
 def _place(places: Places, case: str) -> str | None:
@@ -271,7 +266,7 @@ def _study_picture(study: dict[str, Any], column: dict[str, Any], rows: Sequence
     return Picture(svg, _captioned(in_words(name), given, rows))
 
 
-def _group(group: dict[str, Any], places: Places) -> SetView:
+def _group(group: dict[str, Any], places: Places) -> dict[str, object]:
     timed = [level for level in group["levels"] if level.get("ns") is not None]
     given = []
     for level in timed:
@@ -305,4 +300,5 @@ def _group(group: dict[str, Any], places: Places) -> SetView:
             number_cell(level.get("peak_bytes"), "bytes"),
         ]
         rows.append(Row([first, *cells]))
-    return SetView(title, pictures, PageTable(columns, rows), group.get("no_ratios", []))
+    table = PageTable(columns, rows)
+    return dict(title=title, pictures=pictures, table=table, notes=group.get("no_ratios", []))

@@ -184,13 +184,6 @@ def interval_text(one: Quantity) -> str:
     return format_interval(one.low, one.high if one.high is not None else inf)
 
 
-def limit_text(one: Quantity) -> str:
-    """Format the limit beyond which a change counts as worse; in words if there is no limit or no allowed change."""
-    if one.limit is None:
-        return "not gated" if one.before is not None else ""
-    return "none allowed" if one.limit == 1.0 else f"+{format_percent(one.limit - 1)}"
-
-
 def quantity_table(quantities: dict[str, Quantity]) -> PageTable:
     """Return a table of quantities, each with the value that it was compared with."""
     compared = any(one.before is not None for one in quantities.values())
@@ -199,12 +192,16 @@ def quantity_table(quantities: dict[str, Quantity]) -> PageTable:
     rows = []
     for name, one in quantities.items():
         before = [number_cell(one.before, one.unit)] if compared else []
+        if one.limit is None:  # the limit beyond which a change counts as worse
+            limit = "not gated" if one.before is not None else ""
+        else:
+            limit = "none allowed" if one.limit == 1.0 else f"+{format_percent(one.limit - 1)}"
         cells = [Cell(title_of(name)), *before, number_cell(one.now, one.unit)]
         if compared:
             cells += [
                 change_cell(change_text(one), "bad" if one.worse else ""),
                 Cell(interval_text(one) if one.before is not None else "", number=True),
-                Cell(limit_text(one), number=True),
+                Cell(limit, number=True),
             ]
         rows.append(Row(cells))
     return PageTable(columns, rows)

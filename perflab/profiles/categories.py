@@ -1,13 +1,17 @@
-"""Determines the category of an operator's own time: by the operator, its phase and the operators around it. Pure."""
+"""Determines the category of an operator's own time, by the operator, its phase and the operators around it.
+
+FLOPs of an operator follow from its inputs' shapes; of the operators that it calls, those are found that take the time.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from math import prod
+from typing import Any
 
-from perflab.profiles.events import COMPILED_GRAPH, COMPILED_REGION, NODE
-from perflab.profiles.placed import OPTIMIZER_STEP, Placed
+from perflab.profiles.events import COMPILED_GRAPH, COMPILED_REGION, NODE, OPTIMIZER_STEP, Call, Placed
 from perflab.results.profile import BACKWARD, OPTIMIZER
 
 _PRODUCTS = re.compile(
@@ -139,3 +143,81 @@ def _forward_of(name: str) -> str:
 def category_without_place(name: str) -> str:
     """Return the category of an operator known by name alone: the call recorded with places lacks the operator."""
     return "compiled code" if _COMPILED.fullmatch(name) else "other"
+
+
+_WORKER = re.compile(r"aten::\w*(conv|attention|mm)\w*")
+"""Matches operators that may do the work of their caller, as ``aten::cudnn_convolution`` does for
+``aten::convolution``."""
+
+
+def flops_of(name: str, shapes: Sequence[Sequence[int]], values: Sequence[Any] = ()) -> int:
+    """Return the FLOPs of one call of an operator; 0 if no formula is known.
+
+    Causal attention counts whole, as in PyTorch's own counter.
+
+    ``shapes`` and ``values`` are of the operator's arguments in order. An argument that is no tensor has an empty
+    shape; convolutions need the values of such arguments.
+    """
+    namespace, _, base = name.partition("::")
+    if namespace != "aten":
+        return 0
+    try:
+        if base == "convolution":  # input, weight, bias, stride, padding, dilation, transposed, …
+            (inputs, weight), (strides, paddings, dilations, transposed) = shapes[:2], values[3:7]
+            steps, times = inputs[2:], 1
+            if not transposed:
+                lengths = zip(inputs[2:], weight[2:], strides, paddings, dilations, strict=True)
+                steps = [
+                    (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+                    for size, kernel, stride, padding, dilation in lengths
+                ]
+        elif base == "convolution_backward":  # grad, input, weight, bias_sizes, stride, padding, dilation, transposed
+            gradient, inputs, weight = shapes[:3]
+            steps = (inputs if values[7] else gradient)[2:]
+            # The gradients of input and weight each cost what the forward did; that of the bias is a sum, and nothing.
+            times = sum(map(bool, values[10][:2]))
+        if base in ("convolution", "convolution_backward"):
+            # The whole weight is applied at each step of each item of the batch; groups divide its channels.
+            return 2 * inputs[0] * prod(steps) * prod(weight) * times
+        formula = _formula(base)
+        return int(formula(*(list(shape) for shape in shapes if shape))) if formula is not None else 0
+    except (TypeError, ValueError, IndexError, AttributeError, AssertionError):
+        return 0
+
+
+def flops_where_done(calls: Sequence[Call]) -> dict[int, int]:
+    """Return FLOPs by ``id`` of the call whose time they take: an operator's innermost products, or the operator.
+
+    An operator may call others to compute its result, and on a GPU those launch the kernels. So only the FLOPs of the
+    outermost operator are counted, and they are divided evenly among the innermost products.
+    """
+    found: dict[int, int] = {}
+    within: set[int] = set()
+    for call in calls:  # each call comes after its caller
+        if not call.event.flops or id(call) in within:
+            continue
+        below = [one for one in call.walk() if one is not call]
+        within |= {id(one) for one in below}
+        named = {id(one) for one in below if _WORKER.fullmatch(one.name)}
+        around = {id(above) for one in below if id(one) in named for above in one.above()}
+        workers = [one for one in below if id(one) in named - around] or [call]
+        for number, one in enumerate(workers):
+            found[id(one)] = call.event.flops * (number + 1) // len(workers) - call.event.flops * number // len(workers)
+    return found
+
+
+@cache
+def _formula(base: str) -> Callable[..., Any] | None:
+    import torch
+
+    from perflab.internals.of_torch import flop_registry, sdpa_backward_flop, sdpa_flop
+
+    own: dict[str, Callable[..., Any]] = {
+        "_scaled_mm": lambda *shapes: flop_registry[torch.ops.aten.mm](*shapes[:2]),
+        "_scaled_dot_product_flash_attention_for_cpu": lambda *shapes: sdpa_flop(*shapes[:3]),
+        "_scaled_dot_product_flash_attention_for_cpu_backward": lambda *shapes: sdpa_backward_flop(*shapes[:4]),
+    }
+    if base in own:
+        return own[base]
+    found: Callable[..., Any] | None = flop_registry.get(getattr(torch.ops.aten, base, None))
+    return found

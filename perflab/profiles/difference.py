@@ -26,7 +26,6 @@ from perflab.results.profile import (
     Explanation,
     Part,
     Profile,
-    ProfileRow,
 )
 from perflab.units import format_count, format_ns, format_signed
 
@@ -67,7 +66,8 @@ def explain(
         problem = f"now on {format_count(head.devices, 'GPU')}, before on {base.devices}: times are not compared"
     elif base.devices == head.devices:
         base, head = _of_one_device(base), _of_one_device(head)
-    (before, plain_before), (now, plain_now) = _without_plain(base), _without_plain(head)
+    before, now = (totals_of(row for row in one.rows if not row.is_plain) for one in (base, head))
+    plain_before, plain_now = ([row for row in one.rows if row.is_plain] for one in (base, head))
     facts = facts_of(before, now)
     known = {one.key for one in facts}
     called = {  # the cause is a line that the base lacks, if there is one
@@ -79,14 +79,16 @@ def explain(
     parts = [_with_place(part, before, now, called) for part in parts]
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
-    least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
+    # The least and the greatest sum of parts that explains the change.
+    gate_ns = change_ns or 0.0
+    least_ns, most_ns = interval_ns or (gate_ns, gate_ns)
+    least_ns = min(least_ns, gate_ns - _OWN_REST * abs(gate_ns))
+    most_ns = max(most_ns, gate_ns + _OWN_REST * abs(gate_ns))
     plain = list(python_parts(plain_before, plain_now, whole_ns)) if change_ns is not None else []
     parts = sorted([*parts, *(part for part, _ in plain if part.more)], key=first_told)
     if problem is not None:
         parts = [changed(part, change_ns=0.0) for part in parts]
-    elif (
-        change_ns is not None and _outside(seen_ns, least_ns, most_ns) and abs(seen_ns - change_ns) > _AGREE * whole_ns
-    ):
+    elif change_ns is not None and not least_ns <= seen_ns <= most_ns and abs(seen_ns - change_ns) > _AGREE * whole_ns:
         problem = (
             f"the profiles differ by {format_signed(seen_ns, format_ns)}, and the gate found "
             f"{format_signed(change_ns, format_ns)}: they do not explain times"
@@ -113,8 +115,16 @@ def explain(
         problem = f"no operator is called more often: a profile does not keep what this count counts{lacks}"
     told_ns = sum(part.change_ns for part in parts)
     rest_ns = round((change_ns if change_ns is not None else seen_ns) - told_ns, 1)
-    if change_ns is not None and problem is None and _outside(told_ns, least_ns, most_ns):
-        problem = _why_not_all(change_ns, rest_ns)
+    if change_ns is not None and problem is None and not least_ns <= told_ns <= most_ns:
+        if change_ns * rest_ns < 0:
+            problem = (
+                "these parts are more than the change: something became faster that is not among them, or they take "
+                "longer under the profiler"
+            )
+        elif abs(rest_ns) > _AGREE * whole_ns:
+            problem = "most of the change is spread, or within the noise of single operators"
+        else:
+            problem = "these parts are not all of the change: what is left is more than its interval leaves open"
     return Explanation(
         base=against,
         before_ns=base.timer_ns,
@@ -144,24 +154,6 @@ def _with_place(part: Part, before: Mapping[Key, Total], now: Mapping[Key, Total
     return changed(part, called=called.get(part.module, "").partition(" < ")[0]) if part.module else part
 
 
-def _why_not_all(change_ns: float, rest_ns: float) -> str:
-    """Return why the parts do not add up to the change, of which ``rest_ns`` are left."""
-    if change_ns * rest_ns < 0:
-        return (
-            "these parts are more than the change: something became faster that is not among them, or they take "
-            "longer under the profiler"
-        )
-    if abs(rest_ns) > _AGREE * abs(change_ns):
-        return "most of the change is spread, or within the noise of single operators"
-    return "these parts are not all of the change: what is left is more than its interval leaves open"
-
-
-def _without_plain(profile: Profile) -> tuple[dict[Key, Total], list[ProfileRow]]:
-    """Return the totals of a profile without plain Python, and the rows of plain Python."""
-    plain = [row for row in profile.rows if row.is_plain]
-    return totals_of(row for row in profile.rows if not row.is_plain), plain
-
-
 def _seen_alike(base: Profile, head: Profile) -> tuple[Profile, Profile]:
     """Return both profiles without the rows that cannot be compared.
 
@@ -182,17 +174,6 @@ def _with_plain_unnamed(profile: Profile) -> Profile:
     rows = [changed(row, operator="", line="", code="") if row.is_plain else row for row in profile.rows]
     rows = [row for row in rows if row.category != PYTHON or not row.within]
     return changed(profile, rows=rows, has_plain=False)
-
-
-def _interval(change_ns: float, given_ns: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the least and the greatest sum of parts, in nanoseconds, that explains a change."""
-    own_ns = _OWN_REST * abs(change_ns)
-    least_ns, most_ns = given_ns or (change_ns, change_ns)
-    return min(least_ns, change_ns - own_ns), max(most_ns, change_ns + own_ns)
-
-
-def _outside(value_ns: float, least_ns: float, most_ns: float) -> bool:
-    return not least_ns <= value_ns <= most_ns
 
 
 def _of_one_device(profile: Profile) -> Profile:
@@ -221,7 +202,7 @@ def slower(
     greatest increase comes first.
     """
 
-    def stands_out(old: Total | Calls, new: Total | Calls) -> float:
+    def stands_out(old: Calls, new: Calls) -> float:
         change_ns = new.time_ns - old.time_ns * common
         noise_ns = max(SPREADS * hypot(old.spread_ns, new.spread_ns), OWN_SHARE * old.time_ns)
         return change_ns if abs(change_ns) > max(noise_ns, WORTH * whole_ns) else 0.0
@@ -247,10 +228,7 @@ def _python_by_line(old: Total, new: Total, shifts: Shifts) -> dict[str, tuple[C
     found: dict[str, tuple[Calls, Calls]] = defaultdict(lambda: (Calls(), Calls()))
     for side, total in enumerate((old, new)):
         for (_, line), one in total.calls.items():
-            there = found[line if total is new else shifts.now(line)][side]
-            there.instances += one.instances
-            there.time_ns += one.time_ns
-            there.spread_ns = hypot(there.spread_ns, one.spread_ns)
+            found[line if total is new else shifts.now(line)][side].add(one)
     return found
 
 

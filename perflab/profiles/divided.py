@@ -1,23 +1,105 @@
 """Divides the time of a profiled call among operators on the host, kernels on a device, and the gaps between. Pure.
 
+What is known of a call's operators comes from another call of the same work, whose pieces are aligned with it by name.
+
 A device's gaps are divided as in Holistic Trace Analysis (Meta, "Idle Time Breakdown"), with launches counted
 separately. From the end of one kernel, the device waits for the host until the host begins to launch the next kernel,
 then until this call of CUDA ends; the rest is the kernel's own delay. Each device has a timeline of its own."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import pairwise
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from perflab.attribution.places import Where
-from perflab.profiles.alignment import STRANGER, counterparts
+from perflab.base.data import changed
 from perflab.profiles.categories import category_without_place
-from perflab.profiles.events import Call
-from perflab.profiles.placed import NOWHERE, Phase
-from perflab.results.profile import DISPATCH, OTHER_THREAD, PYTHON
+from perflab.profiles.events import NOWHERE, Call, Phase
+from perflab.results.profile import DISPATCH, OTHER_THREAD, PYTHON, ProfileRow
+
+STRANGER = -1
+"""The place of a piece that has no counterpart in the other call."""
+_REACH = 400
+"""The greatest cost up to which a common continuation is searched for: the search time grows with the square of the
+cost."""
+_SHIFT = 2
+"""Cost of each piece by which one skipped stretch is longer than the other. Layers repeat, so without this cost
+skipping a whole layer would always fit too."""
+_ALIKE = 8
+"""How many equal names in a row show that both calls go on alike."""
+_MOST_COMPARED = 300
+"""Length in pieces of the longest differing stretch that is compared piece by piece."""
+
+
+def aligned(names: Sequence[Hashable], others: Sequence[Hashable]) -> list[int]:
+    """Return the index of each name in ``others``, or ``STRANGER`` for a name without a counterpart.
+
+    The sequences should differ in a few stretches only: one operator more among 20,000 moves all later indices by one.
+    If no common continuation is found within the cost limit, all names up to the common end are strangers, unless the
+    stretches are short enough to be compared piece by piece.
+    """
+    if names == others:  # the case nearly always
+        return list(range(len(names)))
+    found = [STRANGER] * len(names)
+    until, until_other = _common_end(names, others, found)
+    at = other = 0
+    while at < until and other < until_other:
+        if names[at] == others[other]:
+            found[at] = other
+            skipped, skipped_other = 1, 1
+        else:
+            skipped, skipped_other = _differ(names[at:until], others[other:until_other])
+            if max(skipped, skipped_other) <= _MOST_COMPARED:
+                stretches = names[at : at + skipped], others[other : other + skipped_other]
+                for a, b, size in SequenceMatcher(None, *stretches, autojunk=False).get_matching_blocks():
+                    found[at + a : at + a + size] = range(other + b, other + b + size)
+        at, other = at + skipped, other + skipped_other
+    return found
+
+
+def counterparts(names: Sequence[Hashable], others: Sequence[Hashable]) -> tuple[list[int], int]:
+    """Return the index of each name's counterpart in another call of the same work, and the number of strangers.
+
+    A stranger gets the index of the first equal name, or ``STRANGER`` if there is none.
+    """
+    found = aligned(names, others)
+    first = {name: len(others) - 1 - at for at, name in enumerate(reversed(others))}
+    indices = [at if at != STRANGER else first.get(name, STRANGER) for at, name in zip(found, names, strict=True)]
+    return indices, found.count(STRANGER)
+
+
+def _common_end(names: Sequence[Hashable], others: Sequence[Hashable], found: list[int]) -> tuple[int, int]:
+    """Match the common end of both sequences behind their common beginning; return where the end begins in each."""
+    shorter = min(len(names), len(others))
+    begin = next((at for at in range(shorter) if names[at] != others[at]), shorter)
+    length = 0
+    while length < shorter - begin and names[-1 - length] == others[-1 - length]:
+        length += 1
+        found[-length] = len(others) - length
+    return len(names) - length, len(others) - length
+
+
+def _differ(names: Sequence[Hashable], others: Sequence[Hashable]) -> tuple[int, int]:
+    """Return how many names of each to skip, at the least cost, until both go on alike; all names if none is found."""
+    for cost in range(1, min(_REACH, (1 + _SHIFT) * (len(names) + len(others))) + 1):
+        for shift in range(cost // (1 + _SHIFT) + 1):
+            longer = cost - _SHIFT * shift
+            for skipped, skipped_other in {(longer, longer - shift), (longer - shift, longer)}:
+                if _alike(names, others, skipped, skipped_other):
+                    return skipped, skipped_other
+    return len(names), len(others)
+
+
+def _alike(names: Sequence[Hashable], others: Sequence[Hashable], at: int, other: int) -> bool:
+    if at > len(names) or other > len(others):
+        return False
+    return names[at : at + _ALIKE] == others[other : other + _ALIKE]
 
 
 class Known(NamedTuple):
@@ -38,22 +120,6 @@ class Known(NamedTuple):
     again."""
 
 
-class Key(NamedTuple):
-    """The fields of a profile's row in which equal pieces of work agree."""
-
-    category: str
-    operator: str
-    kernel: str
-    phase: str
-    module: str
-    line: str
-    shapes: str
-    within: str = ""
-    device: int = 0
-    is_part: bool = False
-    code: str = ""
-
-
 @dataclass
 class Sum:
     """The sums of equal pieces of work in one call."""
@@ -66,6 +132,51 @@ class Sum:
     sides: int = 0
     """How many sides of marks around the call and its phases lie within ``time_ns``. Each begin and each end of a
     mark has one side within the mark and one outside."""
+
+
+_WITHIN = 3.0
+"""The greatest factor by which an event's cost in real calls may exceed, or fall below, the cost in calls that do
+nothing."""
+_ERRORS = 2.0
+"""How many standard errors an event's cost in real calls must differ from the cost in calls that do nothing, to be
+used instead."""
+
+
+class Cost(NamedTuple):
+    """The time that recording takes, in nanoseconds."""
+
+    event_ns: float = 0.0
+    """Time to record one event."""
+    side_ns: float = 0.0
+    """Time of one side of a mark around the call or a phase: Python runs on both sides of the moment at which a
+    range begins or ends."""
+
+    def of(self, sums: Iterable[Sum]) -> float:
+        """Return the recording time in nanoseconds that these sums, of all calls together, contain."""
+        return sum(self.event_ns * one.events + self.side_ns * one.sides for one in sums)
+
+    def as_seen(self, longer_ns: Sequence[float], calls: Sequence[Iterable[Sum]]) -> Cost:
+        """Return the cost with the cost of an event as seen in these calls, if it differs significantly from this one.
+
+        Caches are colder in real calls than in a loop that does nothing.
+
+        ``longer_ns`` is by how much each profiled call took longer than the plain call beside it; ``calls`` has the
+        sums of each profiled call.
+        """
+        counted = [list(call) for call in calls]
+        events = [sum(one.events for one in call) for call in counted]
+        if self.event_ns <= 0 or len(counted) < 2 or not all(events):
+            return self
+        marks = Cost(side_ns=self.side_ns)
+        seen = [
+            (longer - marks.of(call)) / count for longer, call, count in zip(longer_ns, counted, events, strict=True)
+        ]
+        if abs(fmean(seen) - self.event_ns) <= _ERRORS * stdev(seen) / math.sqrt(len(seen)):
+            return self
+        return self._replace(event_ns=min(max(fmean(seen), self.event_ns / _WITHIN), self.event_ns * _WITHIN))
+
+
+FREE = Cost()
 
 
 def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known], int]:
@@ -82,14 +193,14 @@ def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known],
     return found, strangers
 
 
-def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> dict[Key, Sum]:
+def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> dict[ProfileRow, Sum]:
     """Divide the time of one call on a CPU into the own times of operators and the gaps in which no operator runs.
 
     The profiler's cost of an event is in the time of the operator or gap in which the event was recorded.
 
     ``root`` is the range around the call, on the calling thread; ``known`` is by ``id`` of a call.
     """
-    sums: dict[Key, Sum] = defaultdict(Sum)
+    sums: dict[ProfileRow, Sum] = defaultdict(Sum)
     found: dict[int, Sum] = {}  # many calls share one ``Known``, whose key is made once
     for call in root.walk():
         one = known.get(id(call))
@@ -111,15 +222,15 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
     return sums
 
 
-def key_of(one: Known, category: str) -> Key:
-    """Return the key of an operator on the host.
+def key_of(one: Known, category: str) -> ProfileRow:
+    """Return the row of an operator on the host, without its numbers: equal pieces of work have equal rows.
 
-    PyTorch's own work consists of many small calls, so its keys have no lines and shapes.
+    PyTorch's own work consists of many small calls, so its rows have no lines and shapes.
     """
+    row = ProfileRow(category=category, operator=one.name, phase=one.phase, module=one.where.module)
     if category == DISPATCH:
-        return Key(category, one.name, "", one.phase, one.where.module, "", "")
-    module, line, _ = one.where
-    return Key(category, one.name, "", one.phase, module, line, one.shapes, one.within, is_part=one.is_part)
+        return row
+    return changed(row, line=one.where.line, shapes=one.shapes, within=one.within, is_part=one.is_part)
 
 
 class Gap(NamedTuple):
@@ -127,36 +238,28 @@ class Gap(NamedTuple):
 
     start_ns: int
     end_ns: int
-    key: Key
+    key: ProfileRow
     events: int
     sides: int
     """How many sides of marks lie in the gap; ``events`` and ``sides`` are as in ``Sum``."""
 
 
 def gaps_of(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> Iterator[Gap]:
-    """Yield all gaps of one call, range by range."""
-    for call in root.walk():
-        if id(call) not in known:
-            yield from _gaps_within(call, known, phases)
-
-
-def _gaps_within(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> Iterator[Gap]:
-    """Yield the gaps of a range, in which no recorded event runs, each with the place of the operator that ends it."""
-    last_ns, sides = opened.event.start_ns, int(opened.is_mark)
-    module = line = ""
-
-    def until(end_ns: int, end: Call, *, events: int) -> Gap:
-        begun = [one.name for one in phases if one.start_ns <= last_ns]
-        phase = begun[-1] if begun else phases[0].name if phases else ""
-        return Gap(last_ns, end_ns, Key(PYTHON, "", "", phase, module, line, ""), events, sides + end.is_mark)
-
-    for child in opened.children:
-        at = next((known[id(one)] for one in child.walk() if id(one) in known), None)
-        module, line = (at.where.module, at.where.line) if at is not None else (module, "")
-        yield until(child.event.start_ns, child, events=int(not child.is_mark))
-        last_ns, sides = child.event.end_ns, int(child.is_mark)
-    line = ""
-    yield until(opened.event.end_ns, opened, events=0)
+    """Yield all gaps of one call, in which no recorded event runs, each with the place of the operator that ends it."""
+    for opened in root.walk():
+        if id(opened) in known:
+            continue
+        last_ns, sides, module = opened.event.start_ns, int(opened.is_mark), ""
+        ends = [*((child, child.event.start_ns) for child in opened.children), (opened, opened.event.end_ns)]
+        for end, end_ns in ends:
+            below = end.walk() if end is not opened else ()
+            at = next((known[id(one)] for one in below if id(one) in known), None)
+            module, line = (at.where.module, at.where.line) if at is not None else (module, "")
+            begun = [one.name for one in phases if one.start_ns <= last_ns]
+            phase = begun[-1] if begun else phases[0].name if phases else ""
+            row = ProfileRow(category=PYTHON, phase=phase, module=module, line=line)
+            yield Gap(last_ns, end_ns, row, int(end is not opened and not end.is_mark), sides + end.is_mark)
+            last_ns, sides = end.event.end_ns, int(end.is_mark)
 
 
 def faster_half(totals_ns: Sequence[float]) -> list[int]:
@@ -194,7 +297,7 @@ _NOBODY = Known("", "other", "", Where())
 
 def device_sums(
     kernels: Sequence[Kernel], spans: Mapping[int, tuple[int, int]], known: Mapping[int, Known]
-) -> dict[Key, Sum]:
+) -> dict[ProfileRow, Sum]:
     """Divide the time of each device among its kernels and the gaps between them.
 
     Time in which several kernels of a device run at once is divided evenly among these kernels, so that all times add
@@ -207,16 +310,31 @@ def device_sums(
         known: what is known of each operator, by its correlation number. An operator that launches nothing has no time
             on the device; it is counted as PyTorch's own work.
     """
-    sums: dict[Key, Sum] = defaultdict(Sum)
+    sums: dict[ProfileRow, Sum] = defaultdict(Sum)
     seen: set[int] = set()
     for device, (begin_ns, until_ns) in spans.items():
         own = [kernel for kernel in kernels if kernel.device == device]
         for start_ns, end_ns, running, following in _intervals(own, begin_ns, until_ns):
-            if not running:
-                _add_gap(start_ns, end_ns, following, device, known, sums)
             sharing = [one for one in running if not one.is_foreign] or running
             for kernel in sharing:
                 sums[_key(kernel, known)].time_ns += (end_ns - start_ns) / len(sharing)
+            if running:
+                continue
+            one, begun_ns, ended_ns = _NOBODY, end_ns, end_ns  # after the last kernel, nothing is launched
+            if following is not None:
+                one = known.get(following.operator, _NOBODY)
+                begun_ns = _within(start_ns, following.launched_ns, end_ns)
+                ended_ns = _within(begun_ns, following.launch_ended_ns, end_ns)
+            waits = (
+                ("host wait", start_ns, begun_ns),
+                ("launches", begun_ns, ended_ns),
+                ("kernel wait", ended_ns, end_ns),
+            )
+            for category, from_ns, to_ns in waits:
+                if to_ns > from_ns:
+                    total = sums[ProfileRow(category=category, phase=one.phase, module=one.where.module, device=device)]
+                    total.instances += 1
+                    total.time_ns += to_ns - from_ns
     for kernel in kernels:
         begin_ns, until_ns = spans.get(kernel.device, (0, 0))
         if kernel.is_foreign and not begin_ns <= kernel.start_ns < until_ns:
@@ -232,34 +350,13 @@ def device_sums(
     return sums
 
 
-def _key(kernel: Kernel, known: Mapping[int, Known]) -> Key:
+def _key(kernel: Kernel, known: Mapping[int, Known]) -> ProfileRow:
+    row = ProfileRow(category=OTHER_THREAD, kernel=kernel.name, device=kernel.device)
     if kernel.is_foreign:
-        return Key(OTHER_THREAD, "", kernel.name, "", "", "", "", device=kernel.device)
+        return row
     one = known.get(kernel.operator, _NOBODY)
     category = "copies" if one.category == "dispatch" else one.category  # with a kernel, such an operator copies
-    module, line, _ = one.where
-    return Key(category, one.name, kernel.name, one.phase, module, line, one.shapes, one.within, kernel.device)
-
-
-def _add_gap(
-    start_ns: int,
-    end_ns: int,
-    following: Kernel | None,
-    device: int,
-    known: Mapping[int, Known],
-    sums: dict[Key, Sum],
-) -> None:
-    one = known.get(following.operator, _NOBODY) if following is not None else _NOBODY
-    begun_ns = ended_ns = end_ns  # after the last kernel, nothing is launched
-    if following is not None:
-        begun_ns = _within(start_ns, following.launched_ns, end_ns)
-        ended_ns = _within(begun_ns, following.launch_ended_ns, end_ns)
-    parts = (("host wait", begun_ns - start_ns), ("launches", ended_ns - begun_ns), ("kernel wait", end_ns - ended_ns))
-    for category, length_ns in parts:
-        if length_ns:
-            total = sums[Key(category, "", "", one.phase, one.where.module, "", "", device=device)]
-            total.instances += 1
-            total.time_ns += length_ns
+    return changed(key_of(one, category), kernel=kernel.name, device=kernel.device, is_part=False)
 
 
 def _within(start_ns: int, moment_ns: int | None, end_ns: int) -> int:

@@ -29,6 +29,12 @@ class Calls:
     time_ns: float = 0.0
     spread_ns: float = 0.0
 
+    def add(self, other: Calls | ProfileRow) -> None:
+        """Add other calls; spreads are added as squares."""
+        self.instances += other.instances
+        self.time_ns += other.time_ns
+        self.spread_ns = hypot(self.spread_ns, other.spread_ns)
+
 
 @dataclass(frozen=True)
 class Unmatched:
@@ -141,28 +147,20 @@ further calls that a caller must exceed to be named."""
 
 
 @dataclass
-class Total:
+class Total(Calls):
     """The sums of one operator in one module and phase of a profile."""
 
-    instances: float = 0.0
-    time_ns: float = 0.0
-    spread_ns: float = 0.0
     category: str = ""
     shapes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     calls: dict[Place, Calls] = field(default_factory=lambda: defaultdict(Calls))
     within: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, row: ProfileRow) -> None:
+    def add_row(self, row: ProfileRow) -> None:
         """Add one row of the operator."""
-        self.instances += row.instances
-        self.time_ns += row.time_ns
-        self.spread_ns = hypot(self.spread_ns, row.spread_ns)
+        self.add(row)
         self.category = row.category
         self.shapes[row.shapes] += row.instances
-        calls = self.calls[row.shapes, row.line]
-        calls.instances += row.instances
-        calls.time_ns += row.time_ns
-        calls.spread_ns = hypot(calls.spread_ns, row.spread_ns)
+        self.calls[row.shapes, row.line].add(row)
         self.within[row.line, row.within] += row.instances
 
     @property
@@ -218,7 +216,7 @@ def totals_of(rows: Iterable[ProfileRow]) -> dict[Key, Total]:
     found: dict[Key, Total] = {}
     for row in rows:
         name = row.operator or (row.category if row.category in UNNAMED else row.kernel or row.category)
-        found.setdefault((name, row.module, row.phase), Total()).add(row)
+        found.setdefault((name, row.module, row.phase), Total()).add_row(row)
     return found
 
 
@@ -290,8 +288,7 @@ def _caller(old: Total, new: Total, more: float, shifts: Shifts, spot: str | Non
 def _without_shapes(total: Total) -> dict[Place, Calls]:
     found: dict[Place, Calls] = defaultdict(Calls)
     for (_, line), one in total.calls.items():
-        found["", line].instances += one.instances
-        found["", line].time_ns += one.time_ns
+        found["", line].add(one)
     return found
 
 

@@ -141,7 +141,9 @@ def _holders(tensor: Any, old: set[int], ours: set[int]) -> list[tuple[Any, Any]
         seen |= {id(level), id(above), id(found)}
         for one in level:
             for holder in _referrers(one, seen):
-                if id(holder) not in old and not _is_attributes_of_old(holder, old):
+                # The dict of an old object's attributes may be new: Python makes such dicts when it needs them.
+                is_old = id(holder) in old or (type(holder) is dict and any(id(by) in old for by in _owners(holder)))
+                if not is_old:
                     above.append(holder)
                 elif not _is_ours(holder) and (place := _place(holder, one)) is not _NOWHERE:
                     found.append((holder, place))
@@ -158,11 +160,6 @@ def _referrers(one: Any, seen: set[int]) -> list[Any]:
     return [
         each for each in found if id(each) not in seen and not isinstance(each, types.FrameType | types.GeneratorType)
     ]
-
-
-def _is_attributes_of_old(holder: Any, old: set[int]) -> bool:
-    """Whether an object is the attribute dict of an old object. Python may have made such a dict meanwhile."""
-    return type(holder) is dict and any(id(one) in old for one in _owners(holder))
 
 
 _NOWHERE = object()
@@ -197,7 +194,8 @@ def _lines_that_change(workload: Workload, held: Sequence[_Held]) -> list[str]:
     def look() -> None:
         for at, one in enumerate(held):
             before, references[at] = references[at], sys.getrefcount(one.holder)
-            if references[at] > before and isinstance(one.holder, _GROWS) and _has_method_held(one.holder):
+            by = gc.get_referrers(one.holder) if references[at] > before and isinstance(one.holder, _GROWS) else ()
+            if any(type(each) is types.BuiltinMethodType and each.__self__ is one.holder for each in by):
                 registered[at] = current  # ``register_hook(kept.append)`` runs no line of Python
             try:
                 state = one.state()
@@ -230,11 +228,6 @@ def _lines_that_change(workload: Workload, held: Sequence[_Held]) -> list[str]:
         sys.settrace(before)
     look()
     return [max(one, key=lambda line: one[line], default="") for one in changes]
-
-
-def _has_method_held(holder: Any) -> bool:
-    """Whether something holds a method of a container, such as ``kept.append``, and may call the method."""
-    return any(type(one) is types.BuiltinMethodType and one.__self__ is holder for one in gc.get_referrers(holder))
 
 
 def _name(value: Any, depth: int = _DEPTH) -> str:

@@ -41,7 +41,13 @@ def parts_of(
     ``wholes`` are the modules that are computed again, or that run more or less often; ``now`` has the totals of the
     profile that is explained; ``called`` has the line that calls each module.
     """
-    facts, gone = _instead_of_an_optimizer(facts, now)
+    # If operators of the optimizer are no longer called, of which up to two are named, facts without module and phase
+    # get the phase of the optimizer, whose work they do now.
+    names = {key[0] for key in now}
+    all_gone = (one for one in facts if one.category == OPTIMIZER and one.key[0] not in names and not one.within)
+    gone = list(dict.fromkeys(one.key[0] for one in sorted(all_gone, key=lambda one: one.change_ns)))[:2]
+    if gone:
+        facts = [replace(one, key=(one.key[0], "", OPTIMIZER)) if one.key[1:] == ("", "") else one for one in facts]
     together = {module: one for one in wholes for module in one.modules}
     groups = groups_of(facts, lambda fact: together.get(fact.key[1], fact.key[1]))
     working = (total for key, total in now.items() if key[0] not in UNNAMED)
@@ -50,8 +56,18 @@ def parts_of(
     for of, changes in groups.items():
         if isinstance(of, str):
             parts += [_part(edit) for edit in edits(changes, unchanged)]
+            continue
+        name = "" if isinstance(of, Again) and of.phase == BACKWARD else of.outermost[0]
+        whole = changed(
+            _part([replace(one, spot="") for one in changes]),
+            module=of.outermost[0],
+            other_modules=list(of.outermost[1:]),
+            called=called.get(name, ""),
+        )
+        if isinstance(of, Again):
+            parts.append(changed(whole, again=of.times, left_out=list(of.left_out)))
         else:
-            parts.append(_part_of_all(of, changes, called))
+            parts.append(changed(whole, layers=[of.before, of.now]))
     if gone:
         does_its_work = [part.phases == [OPTIMIZER] and part.more > 0 for part in parts]
         parts = [changed(one, instead_of=gone if does else []) for one, does in zip(parts, does_its_work, strict=True)]
@@ -74,20 +90,6 @@ def first_told(part: Part) -> tuple[bool, bool, bool, bool, bool, float, str]:
         -part.change_ns,
         part.module,
     )
-
-
-def _instead_of_an_optimizer(facts: Sequence[Change], now: Mapping[Key, Total]) -> tuple[Sequence[Change], list[str]]:
-    """Return the facts, and up to two of the optimizer's operators that are no longer called.
-
-    If there are such operators, facts without module and phase get the phase of the optimizer, whose work they do now.
-    """
-    names = {key[0] for key in now}
-    all_gone = (one for one in facts if one.category == OPTIMIZER and one.key[0] not in names and not one.within)
-    gone = [one.key[0] for one in sorted(all_gone, key=lambda one: one.change_ns)]
-    if not gone:
-        return facts, []
-    told = [replace(one, key=(one.key[0], "", OPTIMIZER)) if one.key[1:] == ("", "") else one for one in facts]
-    return told, list(dict.fromkeys(gone))[:2]
 
 
 def edits(changes: Sequence[Change], unchanged: Iterable[str]) -> list[list[Change]]:
@@ -151,16 +153,6 @@ def _phases(edit: Iterable[Change]) -> set[str]:
     return {one.key[2] for one in edit}
 
 
-def _part_of_all(of: Again | Layers, changes: Sequence[Change], called: Mapping[str, str]) -> Part:
-    """Return the part for modules that as a whole are computed again, or run more or less often."""
-    part = _part([replace(one, spot="") for one in changes])
-    name = "" if isinstance(of, Again) and of.phase == BACKWARD else of.outermost[0]
-    part = changed(part, module=of.outermost[0], other_modules=list(of.outermost[1:]), called=called.get(name, ""))
-    if isinstance(of, Again):
-        return changed(part, again=of.times, left_out=list(of.left_out))
-    return changed(part, layers=[of.before, of.now])
-
-
 def _part(changes: Sequence[Change]) -> Part:
     work = [one for one in changes if one.category != DISPATCH] or list(changes)
     counted = [one for one in work if one.more] or work
@@ -181,6 +173,12 @@ def _part(changes: Sequence[Change]) -> Part:
     # Operators that the code calls itself come before the operators within them.
     ordered = sorted(others, key=lambda one: (bool(one.within), -abs(one.change_ns)))
     phases = {one.key[2] or (_NO_PHASE if moved_from else "") for one in same}
+    other_lines = []
+    elsewhere = groups_of([one for one in counted if one not in here], lambda one: one.spot).values()
+    for some in sorted(elsewhere, key=lambda some: -sum(abs(one.change_ns) for one in some)):
+        _, named_by = _lead(some)
+        often = sum(one.more for one in some if one.key[0] == named_by.key[0])
+        other_lines.append(OnLine(operator=named_by.key[0], line=named_by.line, more=round(often, 2)))
     return Part(
         change_ns=round(total, 1),
         operator=lead.key[0],
@@ -190,7 +188,7 @@ def _part(changes: Sequence[Change]) -> Part:
         more=round(more, 2),
         moved_from=moved_from,
         others=list(dict.fromkeys(one.key[0] for one in ordered))[:3],
-        other_lines=_other_lines([one for one in counted if one not in here]),
+        other_lines=other_lines,
         category=lead.category,
         shapes=lead.shapes,
         within=lead.within,
@@ -209,17 +207,6 @@ def _lead(changes: Sequence[Change]) -> tuple[Change, Change]:
         if one.key[0] == heaviest.within and one.spot == heaviest.spot and one.more * heaviest.more > 0
     ]
     return heaviest, max(callers, key=lambda one: abs(one.more), default=heaviest)
-
-
-def _other_lines(changes: Sequence[Change]) -> list[OnLine]:
-    """Return the change that names each further line, the line with most time first."""
-    found = []
-    by_spot = groups_of(changes, lambda one: one.spot).values()
-    for some in sorted(by_spot, key=lambda some: -sum(abs(one.change_ns) for one in some)):
-        _, lead = _lead(some)
-        same = [one for one in some if one.key[0] == lead.key[0]]
-        found.append(OnLine(lead.key[0], lead.line, round(sum(one.more for one in same), 2)))
-    return found
 
 
 def launches_and_waits(calls: Iterable[CudaCall]) -> list[CudaCall]:

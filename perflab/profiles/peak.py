@@ -9,15 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
 from perflab.base.data import changed
 from perflab.base.grouping import groups_of
 from perflab.internals.of_torch.machine import BlockEvent
-from perflab.profiles.events import NODE, Innermost
-from perflab.profiles.placed import Placed, made_by, role_of
+from perflab.profiles.events import NODE, Innermost, Placed, made_by, role_of
 from perflab.results.peak import (
     ACTIVATIONS,
     INPUTS,
@@ -118,12 +116,6 @@ def alive_after(events: Iterable[BlockEvent]) -> list[BlockEvent]:
         else:
             there.pop(event.address, None)
     return list(there.values())
-
-
-def kept_before(events: Iterable[BlockEvent], began_ns: int, askers: Askers) -> dict[int, Asked]:
-    """Return the origins, by address, of blocks that were allocated before ``began_ns`` and not freed until then."""
-    there = alive_after(takewhile(lambda one: one.time_ns < began_ns, events))
-    return {event.address: askers.at(event) for event in there}
 
 
 def made_by_call(
@@ -242,7 +234,15 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
         _without_equal(one for one in changes if one.change_bytes or one.more),
         key=lambda one: (-abs(one.change_bytes), one.change_bytes < 0, not one.line),
     )
-    parts = _with_keeper(parts, base, head)
+    # The largest change of kept blocks has the new holder, which holds tensors now and did not before. If the holder
+    # grows, further blocks of ``INPUTS`` count as kept blocks.
+    known = {one.holder for one in base.keepers if one.grows or not head.grows_bytes}
+    keeper = next((one for one in head.keepers if one.holder not in known or not one.holder), None)
+    categories = (
+        (KEPT, INPUTS) if keeper is not None and keeper.grows and head.grows_bytes > base.grows_bytes else (KEPT,)
+    )
+    kept = next((one for one in parts if one.more > 0 and one.category in categories), None)
+    parts = [changed(one, category=KEPT, keeper=keeper) if one is kept else one for one in parts]
     lead = next((one for one in parts if one.change_bytes * change_bytes > 0), None)
     if lead is not None:  # the first change in the direction of the peak is its cause
         enabled = _without_gradients(base, lead.module) and lead.operator in head.with_gradients.get(lead.module, ())
@@ -303,19 +303,6 @@ def _size(parts: Iterable[PeakPart]) -> int:
     return sum(part.size_bytes for part in parts)
 
 
-def _with_keeper(parts: Sequence[PeakChange], base: Peak, head: Peak) -> list[PeakChange]:
-    """Return the changes, with the new holder in the largest change of kept blocks.
-
-    The new holder is one that holds tensors now and did not before. If the holder grows, further blocks of ``INPUTS``
-    count as kept blocks.
-    """
-    known = {one.holder for one in base.keepers if one.grows or not head.grows_bytes}
-    keeper = next((one for one in head.keepers if one.holder not in known or not one.holder), None)
-    grows = keeper is not None and keeper.grows and head.grows_bytes > base.grows_bytes
-    kept = [one for one in parts if one.more > 0 and (one.category == KEPT or (grows and one.category == INPUTS))]
-    return [changed(one, category=KEPT, keeper=keeper) if one in kept[:1] else one for one in parts]
-
-
 def _without_equal(changes: Iterable[PeakChange]) -> list[PeakChange]:
     """Drop pairs of changes that are the same blocks in another category: the peak is at another moment now.
 
@@ -344,12 +331,14 @@ def _changes(key: _Key, before: list[PeakPart], now: list[PeakPart]) -> list[Pea
 
     Each stack has its own change if blocks are only more or only fewer; otherwise there is one change in all.
     """
-    # Blocks that both sides have, whatever their lines, have not changed.
-    gone, new = _unlike(before, now)
-    if gone and new:
-        return [_change(key, gone, new)]
-    by_stack = groups_of(gone or new, lambda one: (one.line, *one.stack)).values()
-    return [_change(key, some if gone else [], [] if gone else some) for some in by_stack]
+    # Blocks that both sides have, whatever their lines, have not changed. They are compared by line, stack and size
+    # first, and then, for lines that moved, by size alone.
+    for likeness in (_whole, attrgetter("size_bytes", "blocks")):
+        before, now = _without(before, now, likeness), _without(now, before, likeness)
+    if before and now:
+        return [_change(key, before, now)]
+    by_stack = groups_of(before or now, lambda one: (one.line, *one.stack)).values()
+    return [_change(key, some if before else [], [] if before else some) for some in by_stack]
 
 
 def _change(key: _Key, gone: list[PeakPart], new: list[PeakPart]) -> PeakChange:
@@ -368,16 +357,6 @@ def _change(key: _Key, gone: list[PeakPart], new: list[PeakPart]) -> PeakChange:
         line=largest.line,
         stack=largest.stack,
     )
-
-
-def _unlike(before: list[PeakPart], now: list[PeakPart]) -> tuple[list[PeakPart], list[PeakPart]]:
-    """Return the parts of each side that the other side lacks.
-
-    Parts are compared by line, stack and size first, and then, for lines that moved, by size alone.
-    """
-    for likeness in (_whole, attrgetter("size_bytes", "blocks")):
-        before, now = _without(before, now, likeness), _without(now, before, likeness)
-    return before, now
 
 
 def _whole(one: PeakPart) -> Hashable:

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from perflab.base.data import changed
 from perflab.base.user_lines import shown_file
 from perflab.profiles.divided import Known, gaps_of
-from perflab.profiles.events import Call
-from perflab.profiles.placed import Phase
+from perflab.profiles.events import Call, Phase
 from perflab.results.profile import CALLED_FIRST, PYTHON, Profile, ProfileRow, merged_with
 
 MOST_EVENTS = 1_500_000

@@ -10,14 +10,23 @@ from itertools import pairwise
 from statistics import fmean
 
 from perflab.attribution.places import Where
+from perflab.base.data import changed
 from perflab.base.errors import UsageError
-from perflab.profiles.alignment import STRANGER, aligned
-from perflab.profiles.categories import categories
-from perflab.profiles.cost import FREE, Cost
-from perflab.profiles.divided import Kernel, Key, Known, Sum, device_sums, faster_half, host_sums, matched
-from perflab.profiles.events import Call
-from perflab.profiles.flops import flops_where_done
-from perflab.profiles.placed import entered, operators, phases_without_any, placed, within
+from perflab.profiles.categories import categories, flops_where_done
+from perflab.profiles.divided import (
+    FREE,
+    STRANGER,
+    Cost,
+    Kernel,
+    Known,
+    Sum,
+    aligned,
+    device_sums,
+    faster_half,
+    host_sums,
+    matched,
+)
+from perflab.profiles.events import Call, entered, operators, phases_without_any, placed, within
 from perflab.profiles.recording import Recorded
 from perflab.results.profile import CudaCall, Profile, ProfileRow
 
@@ -85,7 +94,7 @@ class Reading:
     known: Sequence[Known]
     cost: Cost = FREE
     """The profiler's cost, as measured in calls that do nothing."""
-    sums: list[Mapping[Key, Sum]] = field(default_factory=list)
+    sums: list[Mapping[ProfileRow, Sum]] = field(default_factory=list)
     profiled_ns: list[float] = field(default_factory=list)
     cuda_calls: list[Mapping[str, Sum]] = field(default_factory=list)
     strangers: int = 0
@@ -133,7 +142,11 @@ class Reading:
         self.not_shown |= {one.device for one in foreign} - spans.keys()
         self.sums.append(device_sums([*recorded.kernels, *foreign], spans, calls))
         self.profiled_ns.append(fmean(end_ns - begin_ns for begin_ns, end_ns in spans.values()))
-        self.cuda_calls.append(_summed(recorded.cuda_calls))
+        calls_of_cuda: dict[str, Sum] = defaultdict(Sum)
+        for name, length_ns in recorded.cuda_calls:
+            calls_of_cuda[name].instances += 1
+            calls_of_cuda[name].time_ns += length_ns
+        self.cuda_calls.append(calls_of_cuda)
 
     def profile(self, device: str, plain_ns: Sequence[float], notes: Sequence[str]) -> Profile:
         """Return the profile of all calls: the mean of the faster half of pairs of a profiled call and a plain call.
@@ -178,17 +191,9 @@ def _ends(kernels: Sequence[Kernel]) -> dict[int, int]:
     return found
 
 
-def _summed(calls: Sequence[tuple[str, int]]) -> dict[str, Sum]:
-    sums: dict[str, Sum] = defaultdict(Sum)
-    for name, length_ns in calls:
-        sums[name].instances += 1
-        sums[name].time_ns += length_ns
-    return sums
-
-
 def summed_up(
     device: str,
-    calls: Sequence[Mapping[Key, Sum]],
+    calls: Sequence[Mapping[ProfileRow, Sum]],
     profiled_ns: Sequence[float],
     quiet: Sequence[int],
     timer_ns: float,
@@ -232,23 +237,17 @@ def _cuda_calls(calls: Sequence[Mapping[str, Sum]]) -> list[CudaCall]:
     return sorted(found, key=lambda one: -one.time_ns)
 
 
-def _row(key: Key, calls: Sequence[Mapping[Key, Sum]], cost: Cost) -> ProfileRow:
+def _row(key: ProfileRow, calls: Sequence[Mapping[ProfileRow, Sum]], cost: Cost) -> ProfileRow:
     nothing = Sum()
     sums = [call.get(key, nothing) for call in calls]
     times = [one.time_ns for one in sums]
-    return ProfileRow(
-        **key._asdict(),
+    mean_ns = fmean(times)
+    # ``pstdev`` computes in fractions, which takes 20 times as long, and each row needs one.
+    spread_ns = math.sqrt(fmean((time_ns - mean_ns) ** 2 for time_ns in times))
+    return changed(
+        key,
         instances=round(fmean(one.instances for one in sums), 3),
-        time_ns=round(max(0.0, fmean(times) - cost.of(sums) / len(sums)), 1),
-        spread_ns=round(_spread(times), 1),
+        time_ns=round(max(0.0, mean_ns - cost.of(sums) / len(sums)), 1),
+        spread_ns=round(spread_ns, 1),
         flops=round(fmean(one.flops for one in sums)),
     )
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Return the standard deviation of a population.
-
-    ``pstdev`` computes it in fractions, which takes 20 times as long, and each row needs one.
-    """
-    mean = fmean(values)
-    return math.sqrt(fmean((value - mean) ** 2 for value in values))

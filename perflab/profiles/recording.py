@@ -1,31 +1,45 @@
-"""Runs a call under PyTorch's profiler and reads its raw events; or with NVTX ranges, for Nsight Systems."""
+"""Runs a call under PyTorch's profiler and reads its raw events; or with NVTX ranges, for Nsight Systems.
+
+Measures the time that the profiler adds to the calls it records.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from perflab.attribution.places import Places, module_names
 from perflab.base.errors import UsageError
 from perflab.base.gpu_names import kernel_name
 from perflab.base.grouping import groups_of
 from perflab.base.reachable import reachable
-from perflab.internals.of_torch.machine import a_profiler_runs, activity_of, kineto_results
-from perflab.measure.clocks.clock import wait_for_devices
+from perflab.internals.of_torch.machine import a_profiler_runs, activity_of, host_events, kineto_results
+from perflab.measure.calls.workload import Workload
+from perflab.measure.clocks import clock
 from perflab.measure.counts.events import profiler
 from perflab.measure.machine.devices import synchronize
-from perflab.profiles.divided import Kernel
-from perflab.profiles.events import CALL, COMPILED_REGION, PHASE, Call, Event, name_and_scope, nested, shown_shapes
-from perflab.profiles.flops import flops_of
-from perflab.profiles.placed import Phase, operators
+from perflab.profiles.categories import flops_of
+from perflab.profiles.divided import Cost, Kernel
+from perflab.profiles.events import (
+    CALL,
+    COMPILED_REGION,
+    PHASE,
+    Call,
+    Event,
+    Phase,
+    name_and_scope,
+    nested,
+    operators,
+    shown_shapes,
+)
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.measure.calls.workload import Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -89,7 +103,7 @@ def recording(device: str, *, shapes: bool = False) -> Iterator[Any]:
     with profiler(device, record_shapes=shapes) as opened:
         yield opened
         if device == "cuda":
-            wait_for_devices()  # a kernel that has not ended is not recorded
+            clock.wait_for_devices()  # a kernel that has not ended is not recorded
 
 
 def run_marked(workload: Workload) -> Any:
@@ -119,7 +133,7 @@ def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[
         UsageError: some of the calls were not recorded.
     """
     host: list[Event] = []
-    api: dict[int, _ApiCall] = {}
+    api: dict[int, Event] = {}
     work = []
     followed: set[int] = set()
     for one in kineto_results(recorded).events():
@@ -133,7 +147,7 @@ def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[
             start_ns, end_ns, number = one.start_ns(), one.end_ns(), one.correlation_id() or -1 - len(api)
             inner = api.get(number)  # CUDA's runtime calls its driver, under the same number
             if inner is None or inner.end_ns - inner.start_ns < end_ns - start_ns:
-                api[number] = _ApiCall(one.name(), start_ns, end_ns, one.device_resource_id())
+                api[number] = Event(one.name(), start_ns, end_ns, one.device_resource_id())
     if followed.isdisjoint(one.thread for one in api.values()):  # numbered otherwise: nothing is known of threads
         followed = {one.thread for one in api.values()}
     kernels = sorted((_kernel(one, api, followed) for one in work), key=lambda one: one.start_ns)
@@ -155,17 +169,8 @@ def device_span_ns(recorded: Any) -> int | None:
     return int(max(one.end_ns() for one in work) - min(one.start_ns() for one in work))
 
 
-class _ApiCall(NamedTuple):
-    """One call of CUDA by the host."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    thread: int
-
-
 def _divided(
-    spans: Sequence[Event], events: list[Event], kernels: Sequence[Kernel], api: Sequence[_ApiCall]
+    spans: Sequence[Event], events: list[Event], kernels: Sequence[Kernel], api: Sequence[Event]
 ) -> list[Recorded]:
     """Assign events to the spans in which they began, and kernels to the spans in which they were launched."""
     starts = [span.start_ns for span in spans]
@@ -197,29 +202,19 @@ def _divided(
     for one in api:
         if (number := at(one.start_ns)) >= 0:
             called[number].append((one.name, one.end_ns - one.start_ns))
-    return [_recorded(*parts, foreign) for parts in zip(spans, inside, ours, called, strict=True)]
+    found = []
+    for span, within, own_kernels, calls in zip(spans, inside, ours, called, strict=True):
+        by_thread = groups_of(within, lambda one: one.thread)
+        root = nested([span, *by_thread.pop(span.thread, [])])[0]
+        threads = sorted(by_thread.values(), key=lambda some: min(one.start_ns for one in some))
+        others = [call for some in threads for call in nested(some)]
+        marks = sorted((one for one in within if one.name.startswith(PHASE)), key=lambda one: one.start_ns)
+        phases = tuple(Phase(one.name.removeprefix(PHASE), one.start_ns, one.end_ns) for one in marks)
+        found.append(Recorded(root, others, phases, tuple(own_kernels), tuple(calls), foreign))
+    return found
 
 
-def _recorded(
-    span: Event,
-    inside: Sequence[Event],
-    kernels: Sequence[Kernel],
-    called: Sequence[tuple[str, int]],
-    foreign: tuple[Kernel, ...],
-) -> Recorded:
-    by_thread = groups_of(inside, lambda one: one.thread)
-    root = nested([span, *by_thread.pop(span.thread, [])])[0]
-    others = sorted(by_thread.values(), key=lambda some: min(one.start_ns for one in some))
-    phases = sorted(
-        (Phase(one.name.removeprefix(PHASE), one.start_ns, one.end_ns) for one in inside if one.name.startswith(PHASE)),
-        key=lambda phase: phase.start_ns,
-    )
-    return Recorded(
-        root, [call for some in others for call in nested(some)], tuple(phases), tuple(kernels), tuple(called), foreign
-    )
-
-
-def _kernel(event: Any, api: Mapping[int, _ApiCall], followed: Collection[int]) -> Kernel:
+def _kernel(event: Any, api: Mapping[int, Event], followed: Collection[int]) -> Kernel:
     call = api.get(event.correlation_id())
     return Kernel(
         name=kernel_name(event.name()),
@@ -289,3 +284,63 @@ def run_with_operator_ranges(workload: Workload, device: torch.device, calls: in
         for _ in range(calls):
             workload.run()
         synchronize(device)
+
+
+_CALLS = 200
+_ROUNDS = 9
+
+
+class _Empty(Workload):
+    """A workload whose calls do nothing, with the given phases."""
+
+    def __init__(self, spans: tuple[str, ...]) -> None:
+        super().__init__(lambda: None, (), {})
+        self.spans = spans
+
+    def run(self, after_phase: Callable[[], None] = lambda: None) -> None:
+        for _ in self.spans:
+            after_phase()
+
+
+def cost_of(spans: tuple[str, ...], *, backward: bool) -> Cost:
+    """Measure the cost of recording on this machine now, in calls that do next to nothing.
+
+    The cost of an event is the time of calls with the profiler minus that without.
+
+    Args:
+        spans: the phase of each span of a call.
+        backward: whether the calls run a backward too, whose nodes take longer to record than plain operators.
+    """
+    import torch
+
+    empty = _Empty(spans)
+    with recording("cpu") as profiler:
+        for _ in range(_CALLS):
+            run_marked(empty)
+    marked_ns = median(one.root.total_ns for one in recorded_calls(profiler, _CALLS))
+    tensor = torch.ones(1)
+    with torch.inference_mode(False):
+        leaf = torch.ones(1, requires_grad=True)
+
+    def forward_and_backward() -> None:
+        with torch.inference_mode(False), torch.enable_grad():
+            (leaf * leaf).sum().backward()  # type: ignore[no-untyped-call]
+
+    call: Callable[[], object] = forward_and_backward if backward else tensor.detach
+
+    def once() -> float:
+        call()  # the first call after other work is slower
+        start_ns = clock.read_ns()
+        for _ in range(_CALLS):
+            call()
+        return (clock.read_ns() - start_ns) / _CALLS
+
+    once()
+    plain, profiled, events = [], [], 0.0
+    for _ in range(_ROUNDS):
+        plain.append(once())
+        with recording("cpu") as profiler:
+            profiled.append(once())
+        events = len(host_events(kineto_results(profiler))) / (_CALLS + 1)
+    event_ns = max(0.0, (median(profiled) - median(plain)) / max(1.0, events))
+    return Cost(event_ns, marked_ns / (2 + 4 * len(spans)))

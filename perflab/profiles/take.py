@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from perflab.attribution.places import Places, module_names
 from perflab.base.data import changed
@@ -22,14 +22,12 @@ from perflab.base.files import write_whole
 from perflab.base.reachable import reachable
 from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import collector_off
-from perflab.profiles.cost import FREE, cost_of
-from perflab.profiles.divided import Known
-from perflab.profiles.events import NODE
+from perflab.profiles.divided import FREE, Known
+from perflab.profiles.events import NODE, operators
 from perflab.profiles.export import chrome_trace, folded_stacks
-from perflab.profiles.placed import operators
 from perflab.profiles.python_lines import MOST_EVENTS, PlainPython, lines_watched
 from perflab.profiles.reading import Reading, known_by_call, known_of, with_lines
-from perflab.profiles.recording import Recorded, recorded_calls, recording, refuse_another_profiler, run_marked
+from perflab.profiles.recording import Recorded, cost_of, recorded_calls, recording, refuse_another_profiler, run_marked
 from perflab.profiles.text import CANT_TELL
 from perflab.ranks.group import together
 from perflab.results.profile import Profile
@@ -137,8 +135,13 @@ def take_profile(
         progress("profile: lines of Python")
         profile = _with_plain_python(profile, workload, known)
     if plan.files is not None:
+        # The recorded call whose time is nearest to the mean: files for other tools should show what the table shows.
+        read_ns = reading.profiled_ns
+        at = min(range(len(read_ns)), key=lambda number: abs(read_ns[number] - profile.profiled_ns))
+        a_round = len(read_ns) // turns.rounds  # on CUDA one less than the calls: the first is only the beginning
+        shown = recorded_calls(profilers[at // a_round], turns.calls)[at % a_round + turns.calls - a_round]
         try:
-            _write(plan.files, _nearest(reading.profiled_ns, profile.profiled_ns, profilers, turns.calls), known)
+            _write(plan.files, shown, known)
         except OSError as error:
             said = f"could not write {plan.files}.trace.json and .folded: {error.strerror or error}"
             return changed(profile, notes=[*profile.notes, said])
@@ -228,16 +231,6 @@ def _with_plain_python(profile: Profile, workload: Workload, known: Sequence[Kno
         by_call, _ = known_by_call(recorded, known)
         found.add(recorded.root, by_call, recorded.phases, run)
     return found.within(profile)
-
-
-def _nearest(read_ns: Sequence[float], mean_ns: float, profilers: Sequence[Any], calls: int) -> Recorded:
-    """Return the recorded call whose time is nearest to the mean.
-
-    Files for other tools should show what the table shows.
-    """
-    at = min(range(len(read_ns)), key=lambda number: abs(read_ns[number] - mean_ns))
-    a_round = len(read_ns) // len(profilers)  # on CUDA one less than the calls: the first is only the beginning
-    return recorded_calls(profilers[at // a_round], calls)[at % a_round + calls - a_round]
 
 
 def _write(files: Path, recorded: Recorded, known: Sequence[Known]) -> None:

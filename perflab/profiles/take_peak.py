@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from perflab.attribution.held import held_by_address, held_bytes, held_storages
@@ -30,9 +31,9 @@ from perflab.internals.of_torch.machine import (
 from perflab.measure.counts.events import OPERATOR, profiler
 from perflab.measure.machine.devices import as_out_of_memory, collector_off, release_memory, synchronize
 from perflab.measure.memory.peak import free_bytes_in, replayed_pools
+from perflab.profiles.events import placed
 from perflab.profiles.keepers import take_keepers
-from perflab.profiles.peak import Askers, alive_after, kept_before, made_by_call, summed
-from perflab.profiles.placed import placed
+from perflab.profiles.peak import Askers, alive_after, made_by_call, summed
 from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, refuse_another_profiler, run_marked
 from perflab.results.peak import INPUTS, KEPT, LET_GO, Peak, PeakPart
 from perflab.results.profile import BACKWARD
@@ -66,7 +67,8 @@ class _Pass:
         """Return all parts that are alive at the peak of the second call, the largest first."""
         askers, call = _askers(self.calls, places), self.calls[1].root.event
         made = made_by_call(self.events, call.start_ns, askers, ended_ns=call.end_ns)
-        kept = kept_before(self.events, call.start_ns, askers)
+        before = takewhile(lambda one: one.time_ns < call.start_ns, self.events)
+        kept = {event.address: askers.at(event) for event in alive_after(before)}
         inputs = {address: one.size_bytes for address, one in self.held.items() if one.category == INPUTS}
         # A holder that grows has blocks of earlier calls too, which are as large as the block of the last call.
         alike = {size: kept[address] for address, size in inputs.items() if address in kept and self.grows_bytes > 0}
@@ -137,17 +139,10 @@ def take_peak(workload: Workload, device: torch.device) -> Peak:
     )
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A call that ran out of memory."""
+def take_failure(workload: Workload, device: torch.device) -> tuple[Peak, PeakPart] | None:
+    """Return what is alive when a call runs out of memory, and the origin of the allocation that failed.
 
-    alive: Peak
-    asked_by: PeakPart
-    """The origin of the allocation that failed: operator, module, line and its callers, without a size."""
-
-
-def take_failure(workload: Workload, device: torch.device) -> Failure | None:
-    """Return what is alive when a call runs out of memory; None if the call does not.
+    The origin is operator, module, line and its callers, without a size. None: the call does not run out of memory.
 
     Raises:
         UsageError: another profiler runs.
@@ -181,7 +176,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
     held = summed(part for address, part in before.items() if address in left and address not in anew)
     made = [part for part in made_by_call(events, began_ns, askers, failed_ns) if part.category != LET_GO]
     alive = Peak(parts=sorted([*held, *made], key=lambda part: -abs(part.size_bytes)))
-    return Failure(alive, askers.at(BlockEvent(failed_ns, thread, 0, 0)).part("", 0, 0))
+    return alive, askers.at(BlockEvent(failed_ns, thread, 0, 0)).part("", 0, 0)
 
 
 def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _Pass:

@@ -85,7 +85,9 @@ def _other_layers(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: 
     for key in {**before, **now}:
         old, new = before.get(key, Total()), now.get(key, Total())
         if key[0] not in UNNAMED and DISPATCH not in (old.category, new.category):
-            works[key[1]].append(_often(old, new))
+            # An operator whose number varies from call to call, or none of whose shapes are as before, does other work.
+            is_same = is_whole(old.instances) and is_whole(new.instances) and old.shapes.keys() & new.shapes.keys()
+            works[key[1]].append((round(old.instances), round(new.instances)) if is_same else (0, 0))
     left = dict.fromkeys(one.key[1] for one in facts)
     found: list[Layers] = []
     for path in _paths(left):
@@ -99,15 +101,6 @@ def _other_layers(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: 
         found.append(Layers((path, *beside), (*inside, *beside), *ran))
         left = {name: None for name in left if name not in found[-1].modules}
     return found
-
-
-def _often(old: Total, new: Total) -> _Often:
-    """Return how often an operator is called before and now.
-
-    Return ``(0, 0)`` if the number varies from call to call, or if no shapes are as before: that is other work.
-    """
-    is_same = all(is_whole(one.instances) for one in (old, new)) and bool(old.shapes.keys() & new.shapes.keys())
-    return (round(old.instances), round(new.instances)) if is_same else (0, 0)
 
 
 def _runs(work: list[_Often]) -> _Often | None:
@@ -155,7 +148,10 @@ def _computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts
         for module, changed in more.items():
             work = works[module].get(phase, {})
             around = any(inner.startswith(f"{module}.") for inner in modules)
-            if around and all(_is_some_of(work, key, often, in_phase, times) for key, often in changed.items()):
+            if around and all(
+                key[2] == in_phase and key[0] in work and 0 < often <= times * work[key[0]].instances + HALF
+                for key, often in changed.items()
+            ):
                 modules.add(module)
     found: list[Again] = []
     taken: set[str] = set()  # a module in two groups, by two phases of the same work, is in the larger
@@ -203,10 +199,6 @@ def _times(
     return times
 
 
-def _is_some_of(work: Mapping[str, Total], key: Key, more: float, phase: str, times: int) -> bool:
-    return key[2] == phase and key[0] in work and 0 < more <= times * work[key[0]].instances + HALF
-
-
 def _wholes(modules: Iterable[str], working: Sequence[str], unchanged: Set[str] = frozenset()) -> dict[str, set[str]]:
     """Return the outermost paths below which all working modules are among ``modules``, each with these modules.
 
@@ -220,7 +212,9 @@ def _wholes(modules: Iterable[str], working: Sequence[str], unchanged: Set[str] 
         lacking = below - left
         is_but_one = len(lacking) == 1 and lacking <= unchanged and len(below & left) >= _TO_ONE_LEFT_OUT
         if below and (not lacking or is_but_one):
-            found[_common_path(below)] = below - lacking
+            # The longest path that they share: ``blocks.*`` for ``blocks.*``, ``blocks.*.q`` and ``blocks.*.k``.
+            levels = zip(*(name.split(".") for name in below), strict=False)
+            found[".".join(one[0] for one in takewhile(lambda one: len(set(one)) == 1, levels))] = below - lacking
             left -= below
     return found
 
@@ -229,12 +223,6 @@ def _paths(names: Iterable[str]) -> list[str]:
     """Return the paths of these modules and of the modules around them, the outermost first."""
     paths = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
     return sorted(paths, key=lambda one: (one.count("."), one))
-
-
-def _common_path(names: Iterable[str]) -> str:
-    """Return the longest path that modules share: ``blocks.*`` for ``blocks.*``, ``blocks.*.q`` and ``blocks.*.k``."""
-    parts = [name.split(".") for name in names]
-    return ".".join(one[0] for one in takewhile(lambda one: len(set(one)) == 1, zip(*parts, strict=False)))
 
 
 def _is_in(module: str, path: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -11,6 +11,7 @@ from perflab.base.data import changed
 from perflab.report.summary import unseen_failures
 from perflab.results.documents import ended_early, weave
 from perflab.results.environment import differing, exact_environment
+from perflab.results.measurement import Evidence
 from perflab.results.records import Environment, Verdict
 from perflab.results.result import Document, Result, parameters_of
 from perflab.tables.contents import (
@@ -46,9 +47,17 @@ class Source:
 
 
 def gather(sources: Sequence[Source]) -> Contents:
-    """Return the contents of a report on these runs, in the order of the runs."""
+    """Return the contents of a report on these runs, in the order of the runs.
+
+    Each case of any of several runs has its ratios, in the order of the cases. They are relative to the first run that
+    has numbers of the case. If times cannot be compared, memory and counts may still be.
+    """
     runs = [_run(source) for source in sources]
-    return Contents(kind=KIND, schema=SCHEMA, runs=runs, compared=beside_each_other(runs) if len(runs) > 1 else [])
+    compared = []
+    if len(runs) > 1:
+        places = [{(case.case, case.variant): at for at, case in enumerate(run.cases)} for run in runs]
+        compared = [_compared(key, runs, [place.get(key) for place in places]) for key in weave(map(list, places))]
+    return Contents(kind=KIND, schema=SCHEMA, runs=runs, compared=compared)
 
 
 def _run(source: Source) -> RunContents:
@@ -119,53 +128,38 @@ def _machine(cases: Sequence[Case]) -> list[MachineReading]:
     """Return the spread over the cases of calibration workloads, whose code never changes, and of the counters."""
     read: dict[tuple[str, str], list[float]] = {}
     for case in cases:
-        for of, unit, value in _readings(case):
-            read.setdefault((of, unit), []).append(value)
+        for name, one in case.quantities.items():
+            if name.startswith(CALIBRATION):
+                read.setdefault((name, one.unit), []).append(one.now)
+        evidence = case.evidence or Evidence(span_ns=0)
+        counters = {
+            ("cores that other processes used", "cores"): evidence.neighbours_cores,
+            ("time stolen by the hypervisor", "share"): evidence.steal_share,
+            ("time waiting for a core", "share"): evidence.pressure_share,
+            ("load average", "load"): evidence.load_average,
+        }
+        for counter, value in counters.items():
+            if value is not None:
+                read.setdefault(counter, []).append(value)
     return [
         MachineReading(of=of, unit=unit, least=min(values), median=median(values), most=max(values), cases=len(values))
         for (of, unit), values in read.items()
     ]
 
 
-def _readings(case: Case) -> Iterator[tuple[str, str, float]]:
-    """Yield each reading of the machine beside a case, as a name, a unit and a value."""
-    for name, one in case.quantities.items():
-        if name.startswith(CALIBRATION):
-            yield name, one.unit, one.now
-    evidence = case.evidence
-    if evidence is None:
-        return
-    counters = (
-        ("cores that other processes used", "cores", evidence.neighbours_cores),
-        ("time stolen by the hypervisor", "share", evidence.steal_share),
-        ("time waiting for a core", "share", evidence.pressure_share),
-        ("load average", "load", evidence.load_average),
-    )
-    for of, unit, value in counters:
-        if value is not None:
-            yield of, unit, value
-
-
-def beside_each_other(runs: Sequence[RunContents]) -> list[Compared]:
-    """Return each case of any run, with its ratios, in the order of the cases.
-
-    Ratios are relative to the first run that has numbers of the case. If times cannot be compared, memory and counts
-    may still be.
-    """
-    places = [{(case.case, case.variant): at for at, case in enumerate(run.cases)} for run in runs]
-    return [_compared(key, runs, [place.get(key) for place in places]) for key in weave(map(list, places))]
-
-
 def _compared(key: Key, runs: Sequence[RunContents], cases: list[int | None]) -> Compared:
     there = {number: runs[number].cases[at] for number, at in enumerate(cases) if at is not None}
     first = next((number for number, case in there.items() if case.quantities), min(there))
-    base, base_environment = there[first], _environment(runs[first], there[first])
+    base, environments = there[first], [run.environments for run in runs]
+    where = {
+        at: environments[at][one.environment] if one.environment is not None else None for at, one in there.items()
+    }
     ratios: dict[str, list[float | None]] = {name: [None] * len(runs) for name in base.quantities}
     elsewhere: list[str | None] = [None] * len(runs)
     for number, other in there.items():
         if number == first:
             continue
-        why, why_exact = _obstacles(base, base_environment, other, _environment(runs[number], other))
+        why, why_exact = _obstacles(base, where[first], other, where[number])
         elsewhere[number] = why
         for name, before in base.quantities.items():
             now = other.quantities.get(name)
@@ -173,10 +167,6 @@ def _compared(key: Key, runs: Sequence[RunContents], cases: list[int | None]) ->
                 ratios[name][number] = _ratio(before, now)
     kept = {name: found for name, found in ratios.items() if any(one is not None for one in found)}
     return Compared(case=key[0], variant=key[1], cases=cases, ratios=kept, elsewhere=elsewhere)
-
-
-def _environment(run: RunContents, case: Case) -> Environment | None:
-    return run.environments[case.environment] if case.environment is not None else None
 
 
 def _obstacles(

@@ -57,19 +57,17 @@ def _lines(document: Document, width: int, notes: Sequence[str], accept: str | N
     known = sorted(found, key=lambda name: all(result.outcome is None for result in found[name]))
     *counts, last = counted(document.results) or [""]
     said = [text for name in known for text in tier(name).notes(document, found[name], width)]
+    skipped: list[str] = []
+    for why, command in not_run(document, listed=view.every):
+        skipped += textwrap.wrap(why, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        skipped += [f"  all of them: {command}"] if command is not None else []  # on one line, so it can be copied
     return [
         *(Line(text) for fact in document.preface for text in wrap_facts([fact], width)),
         *(line for name in known for line in tier(name).lines(document, found[name], width, view)),
         *(Line(text) for text in (*said, *(lines_of(note) for note in notes))),
-        *(Line(text) for reason in not_run(document, listed=view.every) for text in _not_run(*reason, width)),
+        *map(Line, skipped),
         *map(Line, wrap_facts([*counts, last + hint(document, accept)], width) if found else ["no perf case ran"]),
     ]
-
-
-def _not_run(said: str, command: str | None, width: int) -> list[str]:
-    """Return the lines on a reason of skipped cases. The command is on one line, however long, so it can be copied."""
-    lines = textwrap.wrap(said, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return [*lines, f"  all of them: {command}"] if command is not None else lines
 
 
 def hint(document: Document, accept: str | None = None) -> str:
@@ -214,7 +212,12 @@ def markdown(
         blocks += section.blocks
         blocks += [escape(note) for note in section.notes]
         blocks += [_unfolded(title, lines) for title, lines in section.unfolded.items()]
-        failures += [_failure(row.name, result) for row, result in shown if result.failure]
+        for row, result in shown:
+            lines = (result.failure or "").splitlines()
+            if len(lines) > _LONGEST_FAILURE:
+                left_out = format_count(len(lines) - _LONGEST_FAILURE, "line")
+                lines = [f"... ({left_out} before)", *lines[-_LONGEST_FAILURE:]]
+            failures += [_unfolded(f"{row.name}: {result.judgement.verdict}", lines)] if lines else []
     blocks += [escape(text) for name, ones in found.items() for text in tier(name).notes(document, ones, _ONE_LINE)]
     blocks += failures
     reasons = [
@@ -243,14 +246,6 @@ def _table(first: str, shown: list[Row]) -> list[str]:
         why = "".join(f"<br>{escape(detail)}" for detail in row.details)
         lines.append(f"| {' | '.join([code(row.name), *map(escape, row.cells.values()), verdict + why])} |")
     return lines
-
-
-def _failure(name: str, result: Result) -> str:
-    lines = (result.failure or "").splitlines()
-    if len(lines) > _LONGEST_FAILURE:
-        left_out = len(lines) - _LONGEST_FAILURE
-        lines = [f"... ({format_count(left_out, 'line')} before)", *lines[left_out:]]
-    return _unfolded(f"{name}: {result.judgement.verdict}", lines)
 
 
 def _unfolded(title: str, lines: Sequence[str]) -> str:

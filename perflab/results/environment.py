@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -187,16 +188,9 @@ def features() -> str:
     """
     from perflab.internals.of_torch.machine import processor_features
 
-    return ", ".join([" ".join(processor_features()) or "none", " ".join(_cache_sizes())]).rstrip(", ")
-
-
-def _cache_sizes() -> list[str]:
-    """Return the sizes of a core's caches, as Linux writes them; empty on other systems."""
     sizes = []
-    for index in range(8):
-        try:
+    with contextlib.suppress(OSError):  # another system, or no further cache
+        for index in range(8):
             with open(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size", encoding="ascii") as file:
                 sizes.append(file.read().strip())
-        except OSError:
-            break
-    return sizes
+    return ", ".join([" ".join(processor_features()) or "none", " ".join(sizes)]).rstrip(", ")

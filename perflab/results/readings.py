@@ -64,8 +64,13 @@ def places_of(environment: Environment | None, variant: str) -> tuple[Place, Pla
         nowhere = Place((variant or "no machine",), variant or "no machine", is_exact=True)
         return nowhere, nowhere
     exact = exact_environment(environment)
-    group = repr(exact)
-    return Place(_times_parts(environment), group, is_exact=False), exact_place(exact)
+    versions = [f"torch {environment.torch}", *([f"CUDA {environment.cuda}"] if environment.cuda else [])]
+    driver = [f"driver {environment.driver}"] if environment.driver else []
+    cores = f"{format_count(environment.cores, 'core')}, {format_count(environment.threads, 'thread')}"
+    machine = [f"machine {environment.machine}"] if environment.machine else []
+    named = f"{environment.device}: {environment.device_name}, {cores}"
+    parts = (named, *versions, *driver, f"Python {environment.python}", *machine)
+    return Place(parts, repr(exact), is_exact=False), exact_place(exact)
 
 
 def exact_place(exact: ExactEnvironment) -> Place:
@@ -84,15 +89,6 @@ def prediction_text(place: str, torch: str) -> str:
 def basis_text(compared_by: Mapping[str, str]) -> str:
     """Return what must agree before numbers of cases that did not run are compared: ``GPU h100, torch 2.13.0``."""
     return ", ".join(f"{name} {value}" for name, value in compared_by.items() if value)
-
-
-def _times_parts(environment: Environment) -> tuple[str, ...]:
-    versions = [f"torch {environment.torch}", *([f"CUDA {environment.cuda}"] if environment.cuda else [])]
-    driver = [f"driver {environment.driver}"] if environment.driver else []
-    cores = f"{format_count(environment.cores, 'core')}, {format_count(environment.threads, 'thread')}"
-    machine = [f"machine {environment.machine}"] if environment.machine else []
-    named = f"{environment.device}: {environment.device_name}"
-    return f"{named}, {cores}", *versions, *driver, f"Python {environment.python}", *machine
 
 
 class Reading(NamedTuple):

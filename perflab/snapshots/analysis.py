@@ -64,15 +64,6 @@ def root_of(stack: Stack) -> Thread | None:
     return None
 
 
-def common_folder(stacks: Iterable[Stack]) -> str:
-    """Return the folder that holds all of the user's files, with a slash; empty if paths are relative or share none."""
-    files = {frame.file for stack in stacks for frame in stack if is_user_s(frame.file)}
-    if not files or not all(file.startswith("/") for file in files):
-        return ""
-    folder = os.path.commonpath([os.path.dirname(file) for file in files])
-    return folder.rstrip("/") + "/" if folder != "/" else ""
-
-
 def line_of(stack: Stack, folder: str = "") -> str:
     """Return the user's line, such as ``model.py:190``, relative to ``folder``; empty if no line is known.
 
@@ -225,9 +216,16 @@ Line = Callable[[Stack], str]
 
 
 def lines_in(snapshot: Snapshot) -> Line:
-    """Return a function that names lines relative to the folder that contains all of the snapshot's lines."""
-    folder = common_folder({id(block.stack): block.stack for block in snapshot.blocks}.values())
-    return once_a_stack(lambda stack: line_of(stack, folder))
+    """Return a function that names lines relative to the folder that contains all of the snapshot's lines.
+
+    If paths are relative or share no folder, lines have whole paths.
+    """
+    stacks = {id(block.stack): block.stack for block in snapshot.blocks}.values()
+    files = {frame.file for stack in stacks for frame in stack if is_user_s(frame.file)}
+    folder = ""
+    if files and all(file.startswith("/") for file in files):
+        folder = os.path.commonpath([os.path.dirname(file) for file in files]).rstrip("/") + "/"
+    return once_a_stack(lambda stack: line_of(stack, folder if folder != "/" else ""))
 
 
 def alike_keys() -> Callable[[Block], Hashable]:

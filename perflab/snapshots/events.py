@@ -162,12 +162,8 @@ def text_of(value: Any) -> str:
     return value
 
 
-class _Event:
-    """The type of ``EVENT``; no value of a file has this type."""
-
-
-EVENT = _Event()
-"""The object that replaces an event once the event is a row."""
+EVENT = object()
+"""The object that replaces an event once the event is a row; no value of a file is this object."""
 MOST_LAYOUTS = 6
 """The most orders of keys that are tried; the order that matched last is tried first."""
 
@@ -276,9 +272,14 @@ class Events(Content):
                 continue
             is_stack = number == layout.frames
             known = self._known_stacks if is_stack else self._known
-            found = known.get(token) or self._understood(machine, token, known)
+            found = known.get(token)
             if found is None:
-                return False
+                found = self._stack(machine, token) if is_stack else self._read(machine, token)
+                if found is None:
+                    return False
+                if len(known) >= MOST_KNOWN:
+                    known.clear()
+                known[token] = found  # the same bytes always mean the same: a number of the memo is given only once
             value, place = found
             values.append(value)
             if place:
@@ -300,20 +301,6 @@ class Events(Content):
         machine.position = match.end()
         machine.stack.append(EVENT)
         return True
-
-    def _understood(
-        self, machine: Unpickling, token: bytes, known: dict[bytes, tuple[Any, int]]
-    ) -> tuple[Any, int] | None:
-        """Return the value that bytes stand for, and remember it; None if the bytes have another form.
-
-        The same bytes always stand for the same value, because a number of the memo is given only once.
-        """
-        found = self._stack(machine, token) if known is self._known_stacks else self._read(machine, token)
-        if found is not None:
-            if len(known) >= MOST_KNOWN:
-                known.clear()
-            known[token] = found
-        return found
 
     def _stack(self, machine: Unpickling, token: bytes) -> tuple[Any, int]:
         head = token[0]

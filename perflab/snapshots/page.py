@@ -14,34 +14,32 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from perflab.page import table as pages
+from perflab.page.charts import element
 from perflab.page.render import render
-from perflab.page.svg import element
 from perflab.snapshots.analysis import levels, lines_in, once_a_stack, peak_moment, shown_stack
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.picture import BOTTOM, HEIGHT, LEFT, POINTS, RIGHT, TOP, WIDTH, Axes, color_of, picture
+from perflab.snapshots.picture import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    POINTS,
+    REST,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axes,
+    Stacking,
+    by_category,
+    by_largest,
+    by_largest_of_both,
+    color_of,
+    picture,
+    thinned,
+)
 from perflab.snapshots.report import Report, Table, shown
-from perflab.snapshots.timeline import REST, Stacking, by_category, by_largest, by_largest_of_both, thinned
 from perflab.tables.escaping import one_line
 from perflab.tables.lines import cut
 from perflab.units import format_bytes
-
-_TITLES = {"category": "category", "largest": "largest allocations at the peak"}
-
-
-@dataclass(frozen=True)
-class _Stacked:
-    key: str
-    title: str
-    svg: Markup
-    legend: Sequence[tuple[Markup, str]]
-
-
-@dataclass(frozen=True)
-class _Pictured:
-    title: str
-    stacked: Sequence[_Stacked]
-    blocks: PageBlocks
-    moments: int
 
 
 def as_page(report: Report, pictured: Sequence[tuple[str, Snapshot]]) -> str:
@@ -54,35 +52,29 @@ def as_page(report: Report, pictured: Sequence[tuple[str, Snapshot]]) -> str:
     """
     snapshots = [one for _, one in pictured]
     highest_bytes = max((max(levels(one)) for one in snapshots), default=0)
-    largest = (
-        by_largest_of_both(snapshots[0], snapshots[1])
-        if len(snapshots) == 2
-        else [by_largest(one) for one in snapshots]
-    )
+    largest = by_largest_of_both(snapshots[0], snapshots[1]) if len(snapshots) == 2 else map(by_largest, snapshots)
+    views = []
+    for (title, snapshot), groups in zip(pictured, largest, strict=True):
+        stackings = {"category": by_category(snapshot), "largest allocations at the peak": groups}
+        stacked = [
+            dict(
+                key=one.key,
+                title=name,
+                svg=Markup(picture(snapshot, one, highest_bytes)),
+                legend=[(_square(color_of(one, number)), band) for number, band in enumerate(one.names)],
+            )
+            for name, one in stackings.items()
+        ]
+        blocks = page_blocks(snapshot, [*stackings.values()], highest_bytes)
+        views.append(dict(title=title, stacked=stacked, blocks=blocks, moments=snapshot.moments))
     return render(
         "snapshot.html",
         script="timeline.js",
         report=report,
-        pictured=[
-            _pictured(title, one, (by_category(one), groups), highest_bytes)
-            for (title, one), groups in zip(pictured, largest, strict=True)
-        ],
+        pictured=views,
         facts=[(fact.title, shown(fact.value, fact.kind)) for fact in report.facts],
         tables=[(table, _table(table)) for table in report.tables],
     )
-
-
-def _pictured(title: str, snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes: int) -> _Pictured:
-    stacked = [
-        _Stacked(
-            one.key,
-            _TITLES[one.key],
-            Markup(picture(snapshot, one, highest_bytes)),
-            [(_square(color_of(one, number)), name) for number, name in enumerate(one.names)],
-        )
-        for one in stackings
-    ]
-    return _Pictured(title, stacked, page_blocks(snapshot, stackings, highest_bytes), snapshot.moments)
 
 
 def _square(color: str) -> Markup:

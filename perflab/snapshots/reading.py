@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 from perflab.base.errors import SnapshotError
 from perflab.base.files import open_regular
+from perflab.measure.machine.devices import collector_off
 from perflab.snapshots.analysis import levels
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.pytorch import read_pickle
 from perflab.snapshots.recorded import read_json
+from perflab.snapshots.unpickling import Progress
 from perflab.units import format_bytes
 
 MOST_GIVEN = 2**62
@@ -49,21 +49,17 @@ def read_snapshots(path: Path) -> list[Snapshot]:
 
 
 def _read(path: Path) -> list[Snapshot]:
-    with open_regular(path) as file:
+    with open_regular(path) as file, collector_off():  # millions of objects are made, and none of them is garbage
         first = file.read(1)
         file.seek(0)
         if not first:
             raise SnapshotError(f"{path} is empty", "record it again: the program may have ended before it was written")
-        was_on = gc.isenabled()
-        gc.disable()  # millions of objects are made, and none of them is garbage
+        if first == b"{" or first.isspace():
+            return [read_json(file, path, _progress_of(path))]
         try:
-            if first == b"{" or first.isspace():
-                found = [read_json(file, path, _Progress(path).show)]
-            else:
-                found = _of_pickle(file, path)
-        finally:
-            if was_on:
-                gc.enable()
+            found = read_pickle(file, path, _progress_of(path))
+        except SnapshotError as error:
+            raise SnapshotError(f"{path}: {error.problem}", error.remedy) from error
     if not found:
         raise SnapshotError(
             f"{path} has no events and no memory in use",
@@ -72,25 +68,21 @@ def _read(path: Path) -> list[Snapshot]:
     return found
 
 
-def _of_pickle(file: BinaryIO, path: Path) -> list[Snapshot]:
-    try:
-        return read_pickle(file, path, _Progress(path).show)
-    except SnapshotError as error:
-        raise SnapshotError(f"{path}: {error.problem}", error.remedy) from error
+def _progress_of(path: Path) -> Progress:
+    """Return a function that shows the share of the file that is read, in steps of at least 5%, on standard error.
 
+    Nothing is shown until reading has taken ``_QUIET_S`` seconds.
+    """
+    start, shown = time.monotonic(), -1
 
-class _Progress:
-    """Shows the progress of reading on standard error, once reading has taken ``_QUIET_S`` seconds."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.start, self.shown = path, time.monotonic(), -1
-
-    def show(self, done: int, size: int) -> None:
-        """Show the share of the file that is read, in steps of at least 5%; ``done`` and ``size`` are bytes."""
+    def show(done: int, size: int) -> None:
+        nonlocal shown
         percent = 100 * done // max(size, 1)
-        if time.monotonic() - self.start > _QUIET_S and percent >= self.shown + 5:
-            self.shown = percent
-            print(f"{self.path.name}: {percent}% of {format_bytes(size)} read", file=sys.stderr, flush=True)
+        if time.monotonic() - start > _QUIET_S and percent >= shown + 5:
+            shown = percent
+            print(f"{path.name}: {percent}% of {format_bytes(size)} read", file=sys.stderr, flush=True)
+
+    return show
 
 
 def choose(found: Sequence[Snapshot], device: str | None, path: Path) -> Snapshot:

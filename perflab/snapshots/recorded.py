@@ -2,32 +2,161 @@
 
 Schema 3 has ``events`` of ``[time, bytes, block, place]``, each on its own line (``event_lines``). Before the events
 come ``places``; ``before`` with ``[block, bytes, place]`` of blocks that were alive already; and ``looks`` with the
-blocks at known addresses (``notes``). Schema 1, of a recording whose blocks nobody can tell apart, has only
-``[time, bytes]``.
+blocks at known addresses. Schema 1, of a recording whose blocks nobody can tell apart, has only ``[time, bytes]``.
+
+Perflab's notes, in its own recordings, are categories of blocks, known by pointer, and the module that ran. A look
+lists what lies at some addresses at a moment: parameters, gradients, optimizer state and so on, each with its module.
+An entry holds for the block that is alive at the address at that moment, over the block's whole life. The categories of
+other blocks are deduced from call stacks, as in files that perflab did not write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import reprlib
 from array import array
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from perflab.base.errors import SnapshotError
 from perflab.base.event_lines import EventLines, head_of
+from perflab.base.grouping import groups_of
 from perflab.snapshots.deduced import as_told, deduced, of_marks, steps_of
 from perflab.snapshots.model import Block, Frame, Snapshot, Stack
-from perflab.snapshots.notes import notes_of
-from perflab.snapshots.window import Progress
+from perflab.snapshots.unpickling import Progress
 from perflab.units import format_bytes
 
+BEGIN = b"\nperflab notes 1\n"
+"""The separator between PyTorch's pickle and the notes, written by ``perflab.measure.memory.histories``."""
+_WEAK = "inputs"
+"""The category of memory that a callable reaches and nothing else owns; any other category takes precedence."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """The memory at some addresses at a moment."""
+
+    moment: int
+    at: Mapping[int, tuple[str, str]]
+    """Category and module of the memory, by address."""
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Perflab's notes on one recording."""
+
+    looks: Sequence[Look] = ()
+    modules: Sequence[tuple[int, str]] = ()
+    """The moment from which on each module ran, and the module's name; an empty name: no module ran."""
+    events: int = 0
+    """The number of moments of the recording, including those that the recorder did not keep."""
+    device: int = 0
+    """The number of the device that was recorded."""
+    returned: tuple[int, frozenset[int]] | None = None
+    """The moment at which the call had returned, and the addresses of its result."""
+
+    def since(self, moments: int) -> Notes:
+        """Return the notes for a recording without its first ``moments`` moments."""
+        return replace(
+            self,
+            looks=[replace(one, moment=one.moment - moments) for one in self.looks if one.moment >= moments],
+            modules=[(max(moment - moments, 0), name) for moment, name in self.modules],
+            returned=(self.returned[0] - moments, self.returned[1]) if self.returned else None,
+        )
+
+    def told(self, blocks: Sequence[Block]) -> list[Block]:
+        """Return the blocks with the categories and modules that the notes give."""
+        if not self.looks and not self.modules:
+            return list(blocks)
+        seen = self._seen(blocks)
+        found = [
+            block if number in seen else block._replace(category=self._let_go_with_result(block) or block.category)
+            for number, block in enumerate(blocks)
+        ]
+        for number, (category, module) in seen.items():
+            found[number] = found[number]._replace(category=category, module=module or found[number].module)
+        starts = [moment for moment, _ in self.modules]
+        for number, block in enumerate(found):
+            ran = bisect_left(starts, block.allocated_at) - 1 if block.allocated_at else -1
+            if ran >= 0 and not block.module:
+                found[number] = block._replace(module=self.modules[ran][1])
+        return found
+
+    def _let_go_with_result(self, block: Block) -> str:
+        """Return the category of a block that the call made and that was freed after the call had returned.
+
+        The result itself is ``temporaries``; a block kept for a backward is ``activations``. Empty: any other block.
+        """
+        if self.returned is None or block.freed_at is None:
+            return ""
+        moment, addresses = self.returned
+        if not 0 < block.allocated_at <= moment < block.freed_at:
+            return ""
+        return "temporaries" if block.address in addresses else "activations"
+
+    def _seen(self, blocks: Sequence[Block]) -> dict[int, tuple[str, str]]:
+        """Return category and module of each block that a look lists, by the block's number."""
+        addresses = {address for look in self.looks for address in look.at}
+        noted = (number for number, block in enumerate(blocks) if block.address in addresses)
+        lying = groups_of(noted, lambda number: blocks[number].address)
+        said: dict[int, tuple[str, str]] = {}
+        for look in self.looks:
+            for address, what in look.at.items():
+                for number in lying.get(address, ()):
+                    if blocks[number].is_there(look.moment) and said.get(number, (_WEAK,))[0] == _WEAK:
+                        said[number] = what
+        return said
+
+
+def notes_of(content: dict[str, Any]) -> Notes:
+    """Read notes from content in the form that ``perflab.measure.memory.histories`` writes.
+
+    Raises:
+        ValueError, TypeError: the content has another form.
+    """
+    looks = []
+    for moment, parts in content["looks"]:
+        at = {}
+        for address, category, module in parts:
+            if type(address) is not int or type(category) is not str or type(module) is not str:
+                raise ValueError(f"a look says {reprlib.repr([address, category, module])}")
+            at[address] = category, module
+        looks.append(Look(_count(moment), at))
+    returned = None
+    if "returned" in content:
+        moment, addresses = content["returned"]
+        returned = _count(moment), frozenset(map(_count, addresses))
+    modules = [(_count(moment), str(name)) for moment, name in content.get("modules", ())]
+    return Notes(looks, modules, returned=returned)
+
+
+def notes_of_json(text: bytes) -> Notes:
+    """Read the notes that follow ``BEGIN``.
+
+    Raises:
+        ValueError: the notes are damaged.
+    """
+    try:
+        content = json.loads(text)
+        return replace(notes_of(content), events=_count(content["events"]), device=_count(content["device"]))
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{reprlib.repr(value)} is no count")
+    return value
+
+
 MOST_BYTES = 2**26
-"""The most bytes of JSON that is read as a whole, which may take 22 times its size in memory. Larger files must have
-one event per line."""
+"""The most bytes of JSON, or of notes, that are read as a whole, which may take 22 times their size in memory. Larger
+files must have one event per line."""
 MOST_EVENTS = 3_000_000
 """The most events of a file: an event takes up to 500 bytes of memory, so all events fit into 2 GB."""
 _SCHEMAS = (1, 3)
@@ -86,16 +215,14 @@ def read_json(file: BinaryIO, path: Path, progress: Progress) -> Snapshot:
     return replace(found, notes=[note, *found.notes], is_whole=False)
 
 
-def _what_is_there(text: bytes) -> tuple[Any, int]:
-    """Return the content of JSON, and the character at which the JSON is cut off; 0: the JSON is whole."""
-    try:
-        return json.loads(text), 0
-    except json.JSONDecodeError:
-        return _whole_items(text.decode("utf-8", "replace"))
+def _what_is_there(whole: bytes) -> tuple[Any, int]:
+    """Return the content of JSON, and the character at which the JSON is cut off; 0: the JSON is whole.
 
-
-def _whole_items(text: str) -> tuple[dict[str, Any], int]:
-    """Return the whole values by key, with the whole items of a list that is cut off; and the character of the cut."""
+    Of JSON that is cut off, the content has the whole values by key, with the whole items of a list that is cut off.
+    """
+    with contextlib.suppress(json.JSONDecodeError):
+        return json.loads(whole), 0
+    text = whole.decode("utf-8", "replace")
     decode, content = json.JSONDecoder().raw_decode, dict[str, Any]()
     start = position = _behind(text, _SPACE, 0) + 1
     key = ""
@@ -132,7 +259,7 @@ def _snapshot(content: dict[str, Any], listed: Iterable[Any]) -> Snapshot:
     places = [_place(one, stacks) for one in content.get("places", [])]
     reading = _Reading()
     for block, size, place in content.get("before", []):
-        reading.give(_whole(block), _whole(size), places[_index(place)], 0)
+        reading.give(_whole(block), _whole(size), places[_count(place)], 0)
     phases: list[str] = []
     times = array("q")
     for event in listed:
@@ -141,7 +268,7 @@ def _snapshot(content: dict[str, Any], listed: Iterable[Any]) -> Snapshot:
         moment = len(times)
         if moment > MOST_EVENTS:
             raise ValueError(f"it has more than {MOST_EVENTS:,} events: record a shorter part of the program")
-        place = _NOWHERE if number is None else places[_index(number)]
+        place = _NOWHERE if number is None else places[_count(number)]
         phases.append(place.phase)
         if block is not None:
             _whole(block)
@@ -223,10 +350,3 @@ def _whole(value: object) -> int:
     if type(value) is not int:
         raise TypeError(f"{reprlib.repr(value)} is no whole number")
     return value
-
-
-def _index(value: object) -> int:
-    number = _whole(value)
-    if number < 0:
-        raise IndexError(f"there is no place {number}")
-    return number

@@ -107,30 +107,19 @@ _WIDEST = 60
 
 def as_text(report: Report) -> str:
     """Format a report as text for a terminal."""
-    return "\n".join(_text(report)) + "\n"
-
-
-def _text(report: Report) -> Iterator[str]:
-    yield one_line(report.title)
     width = max(len(fact.title) for fact in report.facts)
-    for fact in report.facts:
-        yield f"  {fact.title:<{width}}  {one_line(shown(fact.value, fact.kind))}"
+    lines = [report.title, *(f"  {one.title:<{width}}  {shown(one.value, one.kind)}" for one in report.facts)]
     for table in report.tables:
-        yield ""
-        yield one_line(table.title)
         cells = [
             [_short(shown(value, column.kind), column) for value, column in zip(row, table.columns, strict=True)]
             for row in table.rows
         ]
         numbers = [at for at, column in enumerate(table.columns) if column.kind != "text"]
-        yield from columns([[column.title for column in table.columns], *cells], numbers)
-        if not cells:
-            yield "  (nothing)"
-        if table.note:
-            yield f"  {one_line(table.note)}"
-    if report.notes:
-        yield ""
-    yield from (f"note: {one_line(note)}" for note in report.notes)
+        lines += ["", table.title, *columns([[column.title for column in table.columns], *cells], numbers)]
+        lines += [] if cells else ["  (nothing)"]
+        lines += [f"  {table.note}"] if table.note else []
+    lines += ["", *(f"note: {note}" for note in report.notes)] if report.notes else []
+    return "\n".join(map(one_line, lines)) + "\n"
 
 
 def _short(text: str, column: Column) -> str:

@@ -6,8 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from perflab.results.records import Environment
-from perflab.tables.contents import Case, Compared, Contents, Quantity, RunContents
+from perflab.tables.contents import Case, Compared, Contents, RunContents
 from perflab.tables.escaping import code, escape, fitting, link, one_line
 from perflab.tables.lines import MARKED, shorten, with_mark, wrap_facts
 from perflab.units import BYTES_PER, format_bytes, format_change, format_ns, format_si
@@ -24,33 +23,22 @@ _NEAR = 100
 
 
 def run_facts(run: RunContents) -> list[str]:
-    """Return the facts that distinguish a run: commit, time, machines, and whether the run may be incomplete."""
+    """Return the facts that distinguish a run: commit, time, machines, and whether the run may be incomplete.
+
+    A machine is described in a few words: device, torch and machine.
+    """
     commit = run.commit
+    machines = [
+        f"{one.device}: {one.device_name}, torch {one.torch}" + (f", machine {one.machine}" if one.machine else "")
+        for one in run.environments
+    ]
     short = f"{commit[:10]}{'+dirty' if commit.endswith('+dirty') else ''}" if commit else ""
     return [
         f"commit {short}" if commit else "no commit",
         run.created[:16].replace("T", " "),
-        *(machine_of(environment) for environment in run.environments),
+        *machines,
         *([] if run.complete else ["possibly incomplete"]),
     ]
-
-
-def _facts(run: RunContents) -> list[str]:
-    """Return the facts that distinguish a run, and the number of cases with each verdict."""
-    return [*run_facts(run), *([f"{many} {verdict}" for verdict, many in run.verdicts.items()] or ["no cases"])]
-
-
-def machine_of(environment: Environment) -> str:
-    """Describe an environment in a few words: device, torch and machine."""
-    machine = f", machine {environment.machine}" if environment.machine is not None else ""
-    return f"{environment.device}: {environment.device_name}, torch {environment.torch}{machine}"
-
-
-def quantity_text(value: Quantity | None) -> str:
-    """Return the present value of a quantity in its unit; ``–`` for None."""
-    if value is None:
-        return NOTHING
-    return amount(value.now, value.unit)
 
 
 def amount(value: float, unit: str) -> str:
@@ -103,7 +91,8 @@ def beside_lines(contents: Contents, width: int, *, judged: bool = False) -> Ite
     legend does not say that nothing is judged.
     """
     for number, run in enumerate(contents.runs, 1):
-        head, *more = wrap_facts([f"{number}: {one_line(run.label)}", *map(one_line, _facts(run))], width - 3)
+        facts = [f"{number}: {run.label}", *run_facts(run), *_verdicts(run)]
+        head, *more = wrap_facts(list(map(one_line, facts)), width - 3)
         yield head
         yield from (f"   {line}" for line in more)
         for note in run.notes:
@@ -118,7 +107,8 @@ def beside_markdown(contents: Contents, page: str | None = None, *, judged: bool
     """
     blocks = ["### perflab: runs side by side", *link(page)]
     facts = [
-        [f"**{number}**: {code(run.label)}", *map(escape, _facts(run))] for number, run in enumerate(contents.runs, 1)
+        [f"**{number}**: {code(run.label)}", *map(escape, [*run_facts(run), *_verdicts(run)])]
+        for number, run in enumerate(contents.runs, 1)
     ]
     blocks.append("\n".join(f"- {' · '.join(ones)}" for ones in facts))
     blocks += [escape(f"{number}: {note}") for number, run in enumerate(contents.runs, 1) for note in run.notes]
@@ -129,6 +119,16 @@ def beside_markdown(contents: Contents, page: str | None = None, *, judged: bool
         notes = "; ".join(_notes(contents, compared))
         lines.append(f"| {' | '.join([code(name_in(contents, compared)), *map(escape, cells), escape(notes)])} |")
     return fitting([*blocks, " ".join(map(escape, _legend(contents, judged=judged))), "\n".join(lines)], page)
+
+
+def _verdicts(run: RunContents) -> list[str]:
+    return [f"{many} {verdict}" for verdict, many in run.verdicts.items()] or ["no cases"]
+
+
+def _now(case: Case | None, name: str) -> str:
+    """Return the present value of a case's quantity in its unit; ``–`` if there is none."""
+    one = case.quantities.get(name) if case is not None else None
+    return amount(one.now, one.unit) if one is not None else NOTHING
 
 
 _LEGEND = (
@@ -160,7 +160,7 @@ def _cells(contents: Contents, compared: Compared) -> list[list[str]]:
     for number, case in enumerate(cases_of(contents, compared)):
         cells = []
         for name in _SHOWN:
-            text = quantity_text(case.quantities.get(name)) if case is not None else NOTHING
+            text = _now(case, name)
             ratio = compared.ratios.get(name, [None] * len(contents.runs))[number]
             exact = case is not None and name in case.quantities and case.quantities[name].exact
             is_marked = name == _SHOWN[0] and text != NOTHING and case is not None and bool(case.beside)
@@ -188,8 +188,7 @@ def _notes(contents: Contents, compared: Compared) -> list[str]:
         and all(case is None or name not in case.quantities or case.quantities[name].exact for case in cases)
     ]
     for name in others:
-        values = [quantity_text(case.quantities.get(name)) if case is not None else NOTHING for case in cases]
-        told.append(f"{name.replace('_', ' ')} {' / '.join(values)}")
+        told.append(f"{name.replace('_', ' ')} {' / '.join(_now(case, name) for case in cases)}")
     return told
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perflab.results.measurement import KernelCode
@@ -187,13 +187,13 @@ def _said(short_of: Shortage) -> str:
 
 def _command(document: Document, results: Sequence[Result], short_of: Sequence[Shortage]) -> str | None:
     """Return the run's own command with more time; None if it is unknown, or the cases lack more than time."""
-    values: dict[str, Callable[[Shortage], str]] = {
-        _BUDGET: lambda one: f"{math.ceil(one.needed)}",
-        _TOTAL: lambda one: _enough(one.given, [found.needed for found in _all_of(results, _TOTAL)]),
-    }
-    if document.command is None or not {one.of for one in short_of} <= set(values):
+    if document.command is None or not {one.of for one in short_of} <= {_BUDGET, _TOTAL}:
         return None
-    options = {one.of: values[one.of](one) for one in short_of}
+    options = {one.of: f"{math.ceil(one.needed)}" for one in short_of}
+    for one in short_of:
+        if one.of == _TOTAL:  # in whole minutes, to cover these cases too; no limit if one of their needs is unknown
+            needed_s = [found.needed for found in _all_of(results, _TOTAL)]
+            options[_TOTAL] = f"{math.ceil((one.given + sum(needed_s)) / 60)}min" if all(needed_s) else ""
     if document.total_budget_s is not None:
         options.setdefault(_TOTAL, "")  # no limit
     return " ".join([document.command, *(f"{option}={value}" for option, value in options.items())])
@@ -201,8 +201,3 @@ def _command(document: Document, results: Sequence[Result], short_of: Sequence[S
 
 def _all_of(results: Sequence[Result], limit: str) -> list[Shortage]:
     return [one for result in results for one in result.judgement.short_of if one.of == limit]
-
-
-def _enough(total_s: float, needed_s: Sequence[float]) -> str:
-    """Return a total budget in whole minutes that also covers these cases; empty if one of their needs is unknown."""
-    return f"{math.ceil((total_s + sum(needed_s)) / 60)}min" if all(needed_s) else ""

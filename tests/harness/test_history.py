@@ -19,17 +19,18 @@ from perflab.history import change_points
 from perflab.history.change_points import Change as Shift
 from perflab.history.command import chosen, newest_alarm
 from perflab.history.contents import Contents
-from perflab.history.events import Event, gather
 from perflab.history.judging import (
     FALSE_DISCOVERIES,
     FEWEST,
+    Event,
     Found,
+    gather,
     judge,
     largest_false_discovery,
     without_the_machine,
 )
 from perflab.history.series import Series
-from perflab.history.wording import break_text
+from perflab.history.text import break_text
 from tests.harness.command import Command
 from tests.harness.histories import (
     Values,

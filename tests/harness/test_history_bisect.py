@@ -16,8 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.data import changed
 from perflab.history.bisect import run
-from perflab.history.bisect.ask import ask, expected_step
-from perflab.history.bisect.run import State, standing
+from perflab.history.bisect.run import State, ask, expected_step, standing
 from perflab.history.bisect.trials import Bench, UntestableError
 from perflab.history.command import read_history
 from perflab.history.contents import Member
@@ -95,7 +94,7 @@ def test_the_step_that_is_searched_is_the_codes_part_of_it_or_unknown(
     git(tmp_path, "init", "--quiet")
     monkeypatch.chdir(tmp_path)
     asked: list[float | None] = []
-    monkeypatch.setattr("perflab.history.bisect.ask.bisect", lambda bench, searched: asked.append(searched.ratio))
+    monkeypatch.setattr("perflab.history.bisect.run.bisect", lambda *searched: asked.append(searched[-1]))
     for machine in (1.0, 1.1):
         case = beside_fixed_work(1, 39 * machine, **everywhere(machine))
         write_runs(tmp_path / f"{machine}", 23, {case_name(1): case})
@@ -120,11 +119,11 @@ def test_a_bisection_ends_with_the_culprit_among_as_few_commits_as_can_be_told_a
     culprit = data.draw(st.integers(0, many - 1))
     skipped = data.draw(st.sets(st.integers(0, many - 2), max_size=many - 1)) if many > 1 else set()
     tried: dict[str, Any] = {}
-    while (where := standing(commits, tried)).next is not None:
-        at = commits.index(where.next)
-        assert where.next not in tried
-        tried[where.next] = "skipped" if at in skipped else "bad" if at >= culprit else "good"
-    found = where.suspects
+    while (commit := standing(commits, tried)[1]) is not None:
+        at = commits.index(commit)
+        assert commit not in tried
+        tried[commit] = "skipped" if at in skipped else "bad" if at >= culprit else "good"
+    found, _ = standing(commits, tried)
     assert commits[culprit] in found
     assert all(commits.index(one) in skipped for one in found[:-1]), "only what could not be tried is left beside it"
     assert len(tried) <= math.ceil(math.log2(many)) + len(skipped) + 1

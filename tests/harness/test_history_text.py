@@ -15,8 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 from perflab.cli import main
 from perflab.history.command import chosen
 from perflab.history.contents import Contents
-from perflab.history.text import as_text, sparkline
-from perflab.history.wording import break_text
+from perflab.history.text import as_text, break_text, sparkline
 from perflab.results.documents import write_document
 from perflab.tables.beside_text import pair_text
 from tests.harness.command import Command

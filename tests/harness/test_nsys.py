@@ -14,10 +14,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.nsys.export import opened
-from perflab.nsys.ranges import NONE, Opened, Ranges
-from perflab.nsys.reading import Reading, _Paths, chosen_process, read
-from perflab.nsys.reading_ranges import case_and_pass, named, shapes_of
-from perflab.nsys.text import lines
+from perflab.nsys.ranges import NONE, Opened, Ranges, case_and_pass, named, shapes_of
+from perflab.nsys.reading import Reading, _Paths, chosen_process, lines, read
 from perflab.profiles.events import shown_shapes
 from perflab.results.profile import GAPS
 

@@ -58,22 +58,25 @@ def _failing(where: str) -> Step:
 
 def test_what_is_alive_is_that_of_the_moment_of_failure() -> None:
     found = take_failure(_failing("forward"), CPU)
-    assert found.asked_by.operator == "aten::empty"
+    assert found is not None
+    alive, asked_by = found
+    assert asked_by.operator == "aten::empty"
     first = _failing.__code__.co_firstlineno
-    assert found.asked_by.line == f"tests/harness/test_out_of_memory.py:{first + 7}"
-    assert [int(line.rpartition(":")[2]) - first for line in found.asked_by.stack] == [7, 11]
-    (one,) = (part for part in found.alive.parts if part.operator == "aten::ones")
+    assert asked_by.line == f"tests/harness/test_out_of_memory.py:{first + 7}"
+    assert [int(line.rpartition(":")[2]) - first for line in asked_by.stack] == [7, 11]
+    (one,) = (part for part in alive.parts if part.operator == "aten::ones")
     assert (one.stack, one.line) == ([one.line], f"tests/harness/test_out_of_memory.py:{first + 10}")
-    sizes = {(one.category, one.module): one.size_bytes for one in found.alive.parts if one.operator != "aten::ones"}
+    sizes = {(one.category, one.module): one.size_bytes for one in alive.parts if one.operator != "aten::ones"}
     assert sizes["parameters", "first"] == 4 * (64 * 64 + 64)
-    assert sum(one.size_bytes for one in found.alive.parts if one.operator == "aten::clamp_min") == 2 * 4 * 32 * 64
-    assert {one.category for one in found.alive.parts} == {"parameters", "made by the forward"}
+    assert sum(one.size_bytes for one in alive.parts if one.operator == "aten::clamp_min") == 2 * 4 * 32 * 64
+    assert {one.category for one in alive.parts} == {"parameters", "made by the forward"}
 
 
 def test_gradients_of_a_backward_that_failed_after_it_are_its_own() -> None:
     found = take_failure(_failing("backward"), CPU)
     assert found is not None
-    made = [one for one in found.alive.parts if one.category == "made by the backward"]
+    alive, _ = found
+    made = [one for one in alive.parts if one.category == "made by the backward"]
     assert sum(one.size_bytes for one in made) >= 4 * 2 * (64 * 64 + 64)
     assert {one.module for one in made} >= {"first", "second"}
 
@@ -90,8 +93,9 @@ def test_gradients_that_the_step_has_let_go_are_neither_alive_nor_a_remedy() -> 
 
     found = take_failure(Workload(step, (), {}), CPU)
     assert found is not None
-    assert "gradients" not in {one.category for one in found.alive.parts}
-    texts = out_of_memory_texts(OutOfMemory(asked_bytes=TOO_MUCH, alive=found.alive.parts))
+    alive, _ = found
+    assert "gradients" not in {one.category for one in alive.parts}
+    texts = out_of_memory_texts(OutOfMemory(asked_bytes=TOO_MUCH, alive=alive.parts))
     assert not any("zero_grad" in text for text in texts)
 
 

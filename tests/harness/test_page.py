@@ -16,11 +16,10 @@ from jinja2 import Environment, FileSystemLoader
 from perflab.base.data import changed
 from perflab.base.git import commit_page, page_of_remote, repository_page
 from perflab.cli import main
-from perflab.page.case_view import sentences_of
-from perflab.page.charts import Bar, Strand, bars, ratios, stack, steps, strip
+from perflab.page.charts import Bar, Strand, bars, ratios, stack, steps, strip, ticks
 from perflab.page.pictures import pictures_of
 from perflab.page.render import policy, render
-from perflab.page.svg import ticks
+from perflab.page.report import sentences_of
 from perflab.page.table import Cell, Column, PageTable, Row
 from perflab.results.documents import write_document
 from perflab.results.measurement import Evidence

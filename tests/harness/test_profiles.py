@@ -16,16 +16,35 @@ from perflab.attribution.places import MARK, Where
 from perflab.base.data import changed, to_json, to_plain
 from perflab.base.errors import UsageError
 from perflab.measured.baselines import packed, unpacked
-from perflab.profiles.alignment import STRANGER, aligned
-from perflab.profiles.categories import BACKWARD_SCOPE, categories
-from perflab.profiles.cost import Cost
+from perflab.profiles.categories import BACKWARD_SCOPE, categories, flops_where_done
 from perflab.profiles.difference import explain
-from perflab.profiles.divided import Kernel, Known, Sum, device_sums, faster_half, host_sums, matched
-from perflab.profiles.events import CALL, NODE, PHASE, RANGE_SCOPE, Event, name_and_scope, nested
+from perflab.profiles.divided import (
+    STRANGER,
+    Cost,
+    Kernel,
+    Known,
+    Sum,
+    aligned,
+    device_sums,
+    faster_half,
+    host_sums,
+    matched,
+)
+from perflab.profiles.events import (
+    CALL,
+    NODE,
+    PHASE,
+    RANGE_SCOPE,
+    Event,
+    Phase,
+    name_and_scope,
+    nested,
+    operators,
+    placed,
+    within,
+)
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.export import chrome_trace, folded_stacks
-from perflab.profiles.flops import flops_where_done
-from perflab.profiles.placed import Phase, operators, placed, within
 from perflab.profiles.reading import Reading, known_of, summed_up
 from perflab.profiles.recording import Recorded, device_span_ns
 from perflab.profiles.take import LEAST_CALLS, _turns

@@ -23,9 +23,9 @@ from perflab.snapshots.analysis import (
     peak_moment,
 )
 from perflab.snapshots.difference import compare
+from perflab.snapshots.picture import by_category, thinned
 from perflab.snapshots.report import Report, Table
 from perflab.snapshots.summary import summarize
-from perflab.snapshots.timeline import by_category, thinned
 from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, block, content, read, segment, training, written
 from tests.harness.traced import Work, exact, phased, traced_as_is, traced_fake
 

@@ -13,10 +13,9 @@ from perflab.snapshots.analysis import categories_of, levels
 from perflab.snapshots.deduced import of_annotations
 from perflab.snapshots.model import Stage
 from perflab.snapshots.page import as_page
-from perflab.snapshots.picture import picture
+from perflab.snapshots.picture import by_category, picture
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import summarize
-from perflab.snapshots.timeline import by_category
 from tests.harness.made_snapshots import (
     MIB,
     MODEL,

@@ -21,7 +21,7 @@ from perflab.measure.memory.histories import record_call, record_memory
 from perflab.measure.memory.peak import measure_memory
 from perflab.snapshots.analysis import alive_at, levels, parts_by, peak_moment
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.notes import BEGIN, Look, Notes
+from perflab.snapshots.recorded import BEGIN, Look, Notes
 from tests.harness.command import Command
 from tests.harness.made_snapshots import ADDRESS, MIB, MODEL, TRAIN, Recording, content, read, training, written
 

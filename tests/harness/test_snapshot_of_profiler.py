@@ -16,7 +16,7 @@ import torch
 from torch.cuda._memory_viz import _profile_to_snapshot
 
 from perflab.snapshots.analysis import levels
-from perflab.snapshots.device import rounded
+from perflab.snapshots.pytorch import rounded
 from perflab.snapshots.reading import read_snapshots
 from tests.harness.command import Command
 from tests.harness.made_snapshots import MIB, Recording, content, written

@@ -14,9 +14,8 @@ from perflab.snapshots import page as page_module
 from perflab.snapshots.analysis import alive_at, levels, peak_moment, shown_stack
 from perflab.snapshots.model import Block, Frame, Snapshot
 from perflab.snapshots.page import as_page
-from perflab.snapshots.picture import Axes
+from perflab.snapshots.picture import Axes, Stacking, by_category, by_largest
 from perflab.snapshots.summary import summarize
-from perflab.snapshots.timeline import Stacking, by_category, by_largest
 from perflab.units import format_bytes, format_ns
 from tests.harness.browser import Seen, needs_browser, opened
 from tests.harness.command import Command

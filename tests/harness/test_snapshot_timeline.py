@@ -14,14 +14,28 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.snapshots import page as page_module
-from perflab.snapshots import timeline
+from perflab.snapshots import picture as picture_module
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.page import as_page, page_blocks
-from perflab.snapshots.picture import BOTTOM, COLORS, HEIGHT, LARGEST, OTHERS, TOP, WIDTH, Axes, picture
+from perflab.snapshots.picture import (
+    BOTTOM,
+    COLORS,
+    HEIGHT,
+    LARGEST,
+    OTHERS,
+    REST,
+    TOP,
+    WIDTH,
+    Axes,
+    by_category,
+    by_largest,
+    by_largest_of_both,
+    picture,
+    thinned,
+)
 from perflab.snapshots.summary import stage_at, summarize
-from perflab.snapshots.timeline import REST, by_category, by_largest, by_largest_of_both, thinned
 from perflab.units import BYTES_PER, format_bytes, format_ns
 from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, content, of_few_kinds, read, training, written
 
@@ -54,7 +68,7 @@ def test_both_stackings_are_equal_to_the_byte_at_every_point(tmp_path: Path, see
 def test_the_bands_of_the_largest_are_the_rows_of_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = read(written(tmp_path / "a.pickle", content(of_few_kinds(1, 600))))
     (rows,) = [table.rows for table in summarize(found, "a", 5).tables if table.key == "largest"]
-    monkeypatch.setattr(timeline, "MOST_LARGEST", 5)
+    monkeypatch.setattr(picture_module, "MOST_LARGEST", 5)
     stacking, peak = by_largest(found), peak_moment(levels(found))
     (at_peak,) = [one for one in thinned(found, 10_000, stacking) if one.moment == peak]
     assert list(at_peak.by_band) == [row[2] for row in rows]
@@ -103,7 +117,7 @@ def test_alike_blocks_share_a_band_before_and_after_the_peak(tmp_path: Path, mon
         made.free(number * 64 * MIB, 3 * MIB)
     made.alloc(0, 3 * MIB, MODEL)
     found = read(written(tmp_path / "a.pickle", content(made)))
-    monkeypatch.setattr(timeline, "MOST_LARGEST", 1)
+    monkeypatch.setattr(picture_module, "MOST_LARGEST", 1)
     stacking = by_largest(found)
     assert list(stacking.band_of) == [0] * 6 + [1, 0]
     assert [one.by_band for one in thinned(found, 100, stacking)][-1] == (3 * MIB, MIB)
@@ -114,7 +128,7 @@ def test_the_page_s_blocks_are_all_blocks_and_lie_in_the_bands_that_are_drawn(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = read(written(tmp_path / "a.pickle", content(of_few_kinds(seed, 500))))
-    monkeypatch.setattr(timeline, "MOST_LARGEST", 4)
+    monkeypatch.setattr(picture_module, "MOST_LARGEST", 4)
     stackings = by_category(found), by_largest(found)
     listed = page_blocks(found, stackings, 0)
     data = json.loads(listed.data)

@@ -181,10 +181,11 @@ def test_a_step_that_fills_the_device_says_what_was_alive_and_who_asked_for_more
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert found is not None
-    assert (found.asked_by.operator, found.asked_by.module) == ("aten::addmm", "*")
-    made = [part for part in found.alive.parts if part.category == "made by the forward"]
+    alive, asked_by = found
+    assert (asked_by.operator, asked_by.module) == ("aten::addmm", "*")
+    made = [part for part in alive.parts if part.category == "made by the forward"]
     assert [(part.operator, part.blocks, part.size_bytes) for part in made] == [("aten::addmm", 3, 3 * needed)]
-    held = sum(part.size_bytes for part in found.alive.parts) - 3 * needed
+    held = sum(part.size_bytes for part in alive.parts) - 3 * needed
     assert held == data.nbytes + sum(-(-one.nbytes // 512) * 512 for one in net.parameters())
 
 

@@ -15,8 +15,8 @@ from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.memory import histories
 from perflab.measure.memory.histories import record_call
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
-from perflab.snapshots.device import rounded
 from perflab.snapshots.model import Snapshot
+from perflab.snapshots.pytorch import rounded
 from tests.harness.made_snapshots import read
 
 from .active import needs_nocuda

@@ -7,7 +7,7 @@ import torch
 from perflab.lab.models import size_config
 from perflab.snapshots.analysis import alive_at, levels, module_of, parts_by, peak_moment
 from perflab.snapshots.model import Block, Snapshot
-from perflab.snapshots.timeline import by_category, thinned
+from perflab.snapshots.picture import by_category, thinned
 from perflab.units import format_bytes
 
 from .memory_timelines import BATCH_SIZE, Case

@@ -1,6 +1,7 @@
 """Runs a bisection: compares the ends of the range, then tries commits by halves, and saves each result.
 
-``.perflab/bisect.json`` keeps the evidence, so that an interrupted bisection resumes.
+The case is found by a part of its name, and the range by an event of the case's history. ``.perflab/bisect.json`` keeps
+the evidence, so that an interrupted bisection resumes.
 
 The value of an exact quantity decides which side of the step a commit is on. The time of a call is compared with the
 good commit in interleaved runs, with half of the step as the threshold. If that comparison is inconclusive, the
@@ -11,21 +12,24 @@ readings of it differ without a change of the code.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from perflab.base.data import Data, changed, to_readable_json
 from perflab.base.errors import PerflabError, UsageError
 from perflab.base.files import write_whole
-from perflab.base.git import ask_git, commit_named, run_git
+from perflab.base.git import ask_git, commit_named, run_git, working_tree
 from perflab.base.reading import FileKind
 from perflab.history.bisect.trials import Bench, UntestableError
+from perflab.history.contents import ACCEPTED, ALARM, POSSIBLE, Contents, EventRow, Member
+from perflab.history.series import History
+from perflab.history.telling import contents_of
 from perflab.results.records import Change, Verdict
 from perflab.running.config.folder import own_folder
 from perflab.tables.beside_text import pair_text, value_text
-from perflab.units import format_change, format_count, format_interval
+from perflab.tables.lines import short_name
+from perflab.units import format_change, format_count, format_interval, format_names
 
 LATENCY = "latency"
 THRESHOLD = 0.02
@@ -107,47 +111,20 @@ def keep(state: State, root: Path) -> None:
     write_whole(root / PLACE, to_readable_json(state).encode())
 
 
-@dataclass(frozen=True)
-class Standing:
-    """The commits that may have caused the step, and the commit to try next."""
+def standing(commits: Sequence[str], tried: Mapping[str, Side]) -> tuple[Sequence[str], str | None]:
+    """Return where a bisection stands: the commits of which one caused the step, oldest first, and the one to try next.
 
-    suspects: Sequence[str]
-    """The commits of which one caused the step, oldest first. The last of them is known to be bad."""
-    next: str | None
-    """The commit to try next; None: no untried commit is left that could narrow the range."""
-
-
-def standing(commits: Sequence[str], tried: Mapping[str, Side]) -> Standing:
-    """Return where a bisection stands: the suspects, and the commit to try next.
+    The last of the suspects is known to be bad. None: no untried commit is left that could narrow the range.
 
     ``commits`` are those after the good commit up to the bad commit, oldest first. The last one is bad without being
     in ``tried``.
     """
     last = next((at for at, one in enumerate(commits) if tried.get(one) == "bad"), len(commits) - 1)
     first = next((at + 1 for at in reversed(range(last)) if tried.get(commits[at]) == "good"), 0)
-    suspects = commits[first : last + 1]
     open_ones = [at for at in range(first, last) if commits[at] not in tried]
     middle = (first + last - 1) / 2
-    return Standing(suspects, commits[min(open_ones, key=lambda at: abs(at - middle))] if open_ones else None)
-
-
-@dataclass(frozen=True)
-class Range:
-    """The range of commits to search, and the quantity whose step is searched for."""
-
-    good: str
-    bad: str
-    quantity: str
-    ratio: float | None = None
-    """New level / old level according to an event; None: unknown."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The result of a bisection."""
-
-    lines: list[str]
-    is_found: bool
+    nearest = commits[min(open_ones, key=lambda at: abs(at - middle))] if open_ones else None
+    return commits[first : last + 1], nearest
 
 
 class _UnclearError(Exception):
@@ -157,35 +134,56 @@ class _UnclearError(Exception):
     """
 
 
-def bisect(bench: Bench, searched: Range) -> Answer:
-    """Find the commit that caused the change; ``bench.told`` is called with a line for every commit that is tried.
+def bisect(bench: Bench, good: str, bad: str, quantity: str, ratio: float | None = None) -> tuple[list[str], bool]:
+    """Find the commit that caused the change; return the result in lines, and whether the commit was found.
+
+    ``bench.told`` is called with a line for every commit that is tried.
+
+    Args:
+        bench: the case, and how it is run.
+        good, bad: the ends of the range of commits to search.
+        quantity: the quantity whose step is searched for.
+        ratio: new level / old level according to an event; None: unknown.
 
     Raises:
         UsageError: the range holds no commits, an end of it cannot be tested, or the quantity cannot be bisected.
         StateError: the file of an interrupted bisection is damaged.
     """
-    good, bad = _commit(bench.root, searched.good), _commit(bench.root, searched.bad)
+    good, bad = _commit(bench.root, good), _commit(bench.root, bad)
     commits = _path(bench.root, good, bad)
     options = " ".join([*bench.options, *bench.build])
     name = bench.case + bench.variant
-    begun = State(schema=SCHEMA, case=name, quantity=searched.quantity, good=good, bad=bad, options=options)
+    begun = State(schema=SCHEMA, case=name, quantity=quantity, good=good, bad=bad, options=options)
     state = resumed(begun, bench.root)
     if state.trials:
         bench.told(f"resumed: {format_count(len(state.trials), 'commit')} of this range had been tried")
     try:
         if not state.ends:
             bench.told(f"comparing the ends: {good[:_SHORT]} and {bad[:_SHORT]}")
-            state = _with_ends(bench, state, searched.ratio)
+            state = _with_ends(bench, state, ratio)
             keep(state, bench.root)
-        while (where := standing(commits, state.sides)).next is not None:
-            bench.told(f"trying {_named(bench.root, where.next)}, about {(len(where.suspects) - 1).bit_length()} to go")
-            trial = _tried(bench, state, where.next)
+        suspects, commit = standing(commits, state.sides)
+        while commit is not None:
+            bench.told(f"trying {_named(bench.root, commit)}, about {(len(suspects) - 1).bit_length()} to go")
+            trial = _tried(bench, state, commit)
             bench.told(f"  {trial.side}: {trial.said}")
             state = changed(state, trials=[*state.trials, trial])
             keep(state, bench.root)
+            suspects, commit = standing(commits, state.sides)
     except _UnclearError as problem:
-        return Answer([*_told(bench.root, commits, state), str(problem)], is_found=False)
-    return _answer(bench.root, commits, state)
+        return [*_told(bench.root, commits, state), str(problem)], False
+    lines = _told(bench.root, commits, state)
+    if len(suspects) > 1:
+        lines.append(
+            f"one of these {len(suspects)} commits caused the change; those before the last could not be tested:"
+        )
+        return [*lines, *(f"  {_named(bench.root, commit)}" for commit in suspects)], False
+    merges = ask_git(bench.root, "rev-list", "--parents", "--max-count=1", suspects[0]) or ""
+    lines.append(f"{_named(bench.root, suspects[0])}: this commit caused the change")
+    if len(merges.split()) > 2:
+        short = suspects[0][:_SHORT]
+        lines.append(f"  it is a merge; to go on: --good=$(git merge-base {short}^ {short}^2) --bad={short}^2")
+    return lines, True
 
 
 def _with_ends(bench: Bench, state: State, expected: float | None) -> State:
@@ -311,21 +309,6 @@ def _path(root: Path, good: str, bad: str) -> list[str]:
     return commits
 
 
-def _answer(root: Path, commits: Sequence[str], state: State) -> Answer:
-    suspects = standing(commits, state.sides).suspects
-    lines = _told(root, commits, state)
-    if len(suspects) == 1:
-        merges = ask_git(root, "rev-list", "--parents", "--max-count=1", suspects[0]) or ""
-        lines.append(f"{_named(root, suspects[0])}: this commit caused the change")
-        if len(merges.split()) > 2:
-            short = suspects[0][:_SHORT]
-            lines.append(f"  it is a merge; to go on: --good=$(git merge-base {short}^ {short}^2) --bad={short}^2")
-        return Answer(lines, is_found=True)
-    lines.append(f"one of these {len(suspects)} commits caused the change; those before the last could not be tested:")
-    lines += [f"  {_named(root, commit)}" for commit in suspects]
-    return Answer(lines, is_found=False)
-
-
 def _told(root: Path, commits: Sequence[str], state: State) -> list[str]:
     """Return a line with the question of a bisection, then the evidence so far, oldest commit first."""
     head = f"{state.quantity} of {state.case}: {state.good[:_SHORT]}..{state.bad[:_SHORT]}"
@@ -341,3 +324,94 @@ def _told(root: Path, commits: Sequence[str], state: State) -> list[str]:
 def _named(root: Path, commit: str) -> str:
     subject = ask_git(root, "log", "--max-count=1", "--format=%s", commit)
     return f"{commit[:_SHORT]} {subject}" if subject else commit[:_SHORT]
+
+
+def ask(
+    case: str,
+    source: Callable[[], History],
+    ends: tuple[str | None, str | None],
+    quantity: str | None,
+    *,
+    build: Sequence[str],
+    options: Sequence[str],
+    told: Callable[[str], None],
+) -> tuple[list[str], bool]:
+    """Bisect the range between the given ends, or else the range of the case's newest event.
+
+    Return the result in lines, and whether the commit that caused the change was found.
+
+    Args:
+        case: the case's node id; if an end is missing, a part of the node id.
+        source: reads the history; only called if an end is missing.
+        ends: the good and the bad commit; None: the end of the event's range.
+        quantity: the quantity that changed; None: the event's, or the latency if both ends are given.
+        build: the command to run in each worktree before pytest; empty: none.
+        options: further options for pytest.
+        told: called with messages about the progress.
+
+    Raises:
+        RivalError: git has no repository here.
+        UsageError: the arguments name nothing that can be bisected.
+    """
+    root = Path().resolve()
+    working_tree(root)
+    good, bad = ends
+    if good is not None and bad is not None:
+        return bisect(Bench(root, case, "", options, build, told), good, bad, quantity or LATENCY)
+    contents = contents_of(source(), root)
+    name, variant = _case(contents, case)
+    event, found = _event(contents, name, variant, quantity)
+    if event.good is None or event.bad is None:
+        raise UsageError(f"event {event.number} lies between runs that name no commits", "name --good and --bad")
+    row = contents.series[found]
+    member = next(one for one in event.members if one.series == found)
+    told(f"event {event.number}: {row.quantity} of {name}{variant}")
+    bench = Bench(root, name, variant, options, build, told)
+    return bisect(bench, good or event.good, bad or event.bad, row.quantity, expected_step(member))
+
+
+def expected_step(member: Member) -> float | None:
+    """Return the ratio to expect on an unchanged machine: without the machine's part, if the machine changed too.
+
+    None if that remainder may be in either direction, or is unknown.
+    """
+    if member.machine is None:
+        return member.ratio
+    if member.rest is None or member.rest_low is None or member.rest_high is None:
+        return None
+    return None if member.rest_low <= 1.0 <= member.rest_high else member.rest
+
+
+def _case(contents: Contents, text: str) -> tuple[str, str]:
+    found = list(dict.fromkeys((row.case, row.variant) for row in contents.series if text in row.case + row.variant))
+    exact = [one for one in found if text in (one[0], "".join(one))]
+    if len(exact) == 1:
+        return exact[0]
+    if len(found) != 1:
+        many = format_names([short_name(one[0]) + one[1] for one in found]) or "none"
+        raise UsageError(f"--bisect={text}: its history has {len(found)} such cases ({many})", "name one of them")
+    return found[0]
+
+
+def _event(contents: Contents, case: str, variant: str, quantity: str | None) -> tuple[EventRow, int]:
+    """Return the newest event of the case, and the index of the case's series in it.
+
+    Alarms and accepted changes come before possible changes; of equally new events, times before exact quantities.
+    """
+    series = contents.series
+    asked = [one for one in series if (one.case, one.variant) == (case, variant) and one.quantity == quantity]
+    if quantity is not None and quantity != LATENCY and asked and not any(one.exact for one in asked):
+        raise inexact(quantity)
+    ranked: list[tuple[tuple[bool, int, bool], EventRow, int]] = []
+    for event in contents.events:
+        for one in event.members:
+            row = series[one.series]
+            is_asked = (row.case, row.variant) == (case, variant) and quantity in (None, row.quantity)
+            can_be_tried = row.exact or row.quantity == LATENCY
+            if is_asked and can_be_tried and event.kind in (ALARM, ACCEPTED, POSSIBLE):
+                rank = (event.kind != POSSIBLE, event.first_new, not row.exact)
+                ranked.append((rank, event, one.series))
+    if not ranked:
+        raise UsageError(f"{case}{variant} has no event in this history", "name a range: --good=COMMIT --bad=COMMIT")
+    _, event, found = max(ranked, key=lambda one: one[0])
+    return event, found

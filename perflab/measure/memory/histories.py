@@ -156,7 +156,7 @@ _LOOK = f"{_OURS}look "
 MAX_EVENTS = 1_000_000
 """Number of allocations and frees that the recorder keeps; a training step of the largest lab model makes fewer."""
 NOTES = b"\nperflab notes 1\n"
-"""Separator between PyTorch's pickle, whose readers stop at its end, and our notes (``perflab.snapshots.notes``)."""
+"""Separator between PyTorch's pickle, whose readers stop at its end, and our notes (``perflab.snapshots.recorded``)."""
 
 
 @contextlib.contextmanager
