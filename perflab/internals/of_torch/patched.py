@@ -70,16 +70,16 @@ two."""
 NVTX = Private("torch.cuda.nvtx", "_nvtx", "let a case mark ranges where there is no GPU")
 """The native part behind ``torch.cuda.nvtx``; a CPU build has a stub that raises."""
 STEP_OF_GRAD_SCALER = Private("torch.amp", "GradScaler._maybe_opt_step", "let GradScaler step without numbers")
-"""What looks at a tensor's numbers before it takes a step."""
+"""The step of a ``GradScaler``, which looks at a tensor's numbers first."""
 TRUNCATED_NORMAL = Private("torch.nn.init", "_no_grad_trunc_normal_", "draw fake parameters without looking at them")
 """The function by which ``torch.nn.init.trunc_normal_`` draws. Users import the public function by name, before any
 patch."""
 MAKING_OF_A_MESH = Private("torch.distributed.device_mesh", "DeviceMesh.__init__", _RANKS)
-"""What reads the numbers of a mesh's ranks from a tensor (``_rank_map``)."""
+"""The constructor of a mesh, which reads the numbers of its ranks from a tensor (``_rank_map``)."""
 MAKING_OF_DDP = Private(_DDP, "DistributedDataParallel.__init__", _RANKS)
-"""What makes DDP; its C++ keeps in tensors what a step has used."""
+"""The constructor of DDP; its C++ keeps in tensors what a step has used."""
 BEFORE_FORWARD_OF_DDP = Private(_DDP, "DistributedDataParallel._pre_forward", _RANKS)
-"""What DDP does before a forward; it reads the order of its buckets from tensors."""
+"""The preparation of a forward in DDP, which reads the order of its buckets from tensors."""
 PARAMETERS_COMPARED_BY_DDP = Private(_DDP, "_verify_param_shape_across_processes", _RANKS)
 """The function by which DDP compares the shapes of its parameters between ranks."""
 METADATA_OF_DTENSORS = Private(

@@ -142,38 +142,26 @@ def largest(
     settled = [min(size // step, end - 1) for size, peak in points.items() if peak <= room_bytes]
     fits = max([0, *(number for number in settled if number < over)])
     widths: list[int] = []
-    stride = 1
     while over - fits > 1:
         widths.append(over - fits)
         at = _meeting(points, room_bytes) if points else float(start)
-        number = _next(at / step if at is not None else None, fits, over, end, stride)
-        if len(widths) > TRUSTED_CALLS or (len(widths) > 3 and over < end and 2 * widths[-1] > widths[-4]):
+        if at is None and over == end:
+            number = min(2 * fits + 1, end - 1)  # no curve: double
+        elif (
+            at is None
+            or len(widths) > TRUSTED_CALLS
+            or (len(widths) > 3 and over < end and 2 * widths[-1] > widths[-4])
+        ):
             # Bisect after many calls, or if the last three did not even halve the interval.
             number = (fits + over) // 2
-        size = number * step
-        points[size] = peak_bytes(size)
-        before = fits, over
-        if points[size] <= room_bytes:
+        else:
+            number = min(max(math.floor(min(at / step, float(end))), fits + 1), over - 1)
+        points[number * step] = peak_bytes(number * step)
+        if points[number * step] <= room_bytes:
             fits = number
         else:
             over = number
-        # A call beside an answer proves it. If the call moves that end again, the curve is a little off: go further.
-        beside = number - before[0] <= stride if fits == number else before[1] - number <= stride
-        stride = 2 * stride if beside else 1
     return fits * step if fits else None
-
-
-def _next(at: float | None, fits: int, over: int, end: int, stride: int) -> int:
-    """Return the number of steps to try: where the curve meets the room, but ``stride`` away from settled sizes."""
-    if at is None:  # No curve: double, or bisect.
-        return min(2 * fits + 1, end - 1) if over == end else (fits + over) // 2
-    guess = math.floor(min(at, float(end)))
-    nearest, farthest = min(fits + stride, over - 1), max(over - stride, fits + 1)
-    if over == end:
-        farthest = over - 1
-    if nearest > farthest:
-        return (fits + over) // 2
-    return min(max(guess, nearest), farthest)
 
 
 def _meeting(points: Mapping[int, int], room_bytes: int) -> float | None:
