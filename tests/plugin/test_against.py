@@ -426,7 +426,7 @@ def test_workers_are_not_used_and_change_nothing(repository: Project, words: lis
     result.stdout.no_re_match_line(r"(\[gw\d\]|created: \d+/\d+ worker|\d+ workers? \[)")
 
 
-@pytest.mark.parametrize(("chosen", "untimed"), [([], 2), (["-m", "not perf"], 0)])
+@pytest.mark.parametrize(("chosen", "untimed"), [([], 2), (["-m", "not perf"], 0), (["--perf-skip"], 0)])
 def test_the_ini_key_leaves_a_run_of_the_whole_project_its_workers(
     repository: Project, chosen: list[str], untimed: int
 ) -> None:

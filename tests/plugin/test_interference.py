@@ -193,9 +193,8 @@ def test_many_cases_that_are_too_noisy_take_one_line_with_their_number_the_usual
     assert result.stdout.str().count("not saved, too noisy") == 1
 
 
-@pytest.mark.parametrize("asked", [["--perf-noisy=accept"], ["-o", "perf_noisy=accept"]], ids=["option", "ini"])
-def test_they_are_saved_and_marked_where_that_is_asked_for(restless: Project, asked: list[str]) -> None:
-    result = restless.run("--perf-update", *asked, ret=0)
+def test_they_are_saved_and_marked_where_that_is_asked_for(restless: Project) -> None:
+    result = restless.run("--perf-update", "-o", "perf_noisy=accept", ret=0)
     result.stdout.re_match_lines([r"work .* new, saved", r"saved from a noisy machine: work: its replicates differ.*"])
     assert "differ so much" in restless.saved_case()["noisy"][0]
 
