@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -244,30 +244,22 @@ def chosen(contents: Contents, case: str | None, quantity: str | None) -> Conten
 def newest_alarm(contents: Contents, recent: int) -> EventRow | None:
     """Return the newest alarm for the worse whose new level began within the last ``recent`` runs and stayed; or None.
 
-    An alarm whose cases are all gone does not count, since nothing could ever restore their level.
+    An alarm whose cases are all gone does not count, since nothing could ever restore their level. An alarm is over if
+    its old levels came back: those of all exact quantities, and of at least half of the times, since noise may hide the
+    return of some. Only alarms restore a level; possible changes and changes of the machine do not.
     """
-    since = len(contents.runs) - recent
-    found = [one for one in contents.events if one.kind == ALARM and one.worse and one.first_new >= since]
-    alarms = {one.number for one in contents.events if one.kind == ALARM}
-    stayed = (one for one in found if not _is_over(one, contents, alarms))
+    alarms = [one for one in contents.events if one.kind == ALARM]
+    numbers = {one.number for one in alarms}
+    stayed = []
+    for event in alarms:
+        rows = [contents.series[one.series] for one in event.members]
+        back = [one.undone_by in numbers for one in event.members]
+        exact = [is_back for row, is_back in zip(rows, back, strict=True) if row.exact]
+        is_over = all(exact) and 2 * (sum(back) - sum(exact)) >= len(back) - len(exact)
+        is_recent = event.first_new >= len(contents.runs) - recent
+        if event.worse and is_recent and not is_over and not all(row.gone for row in rows):
+            stayed.append(event)
     return max(stayed, key=lambda one: one.first_new, default=None)
-
-
-def _is_over(event: EventRow, contents: Contents, alarms: Collection[int]) -> bool:
-    """Whether the event's old levels came back: those of all exact quantities, and of at least half of the times.
-
-    Half of the times is enough, since noise may hide the return of some. Only alarms restore a level; possible changes
-    and changes of the machine do not. An event whose cases are all gone is over as well.
-    """
-    if all(contents.series[one.series].gone for one in event.members):
-        return True
-    back = {True: 0, False: 0}
-    many = {True: 0, False: 0}
-    for one in event.members:
-        is_exact = contents.series[one.series].exact
-        many[is_exact] += 1
-        back[is_exact] += one.undone_by in alarms
-    return back[True] == many[True] and 2 * back[False] >= many[False]
 
 
 def with_between(contents: Contents, named: tuple[str, str], repository: Path) -> Contents:

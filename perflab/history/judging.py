@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from perflab.history.change_points import Change
 
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import field
 from itertools import accumulate
 
@@ -94,10 +94,18 @@ def judge(series: Sequence[Series]) -> list[Found]:
     """Find all changes of these series, in the order of the series and oldest first."""
     noisy = [at for at, one in enumerate(series) if not one.is_exact and len(one.values) >= FEWEST]
     changes = _statistics().find_changes([series[at].values for at in noisy])
-    limits = _limits([(series[at].place, ones) for at, ones in zip(noisy, changes, strict=True)])
+    chances: dict[int, list[float]] = defaultdict(list)
+    many: Counter[int] = Counter()
+    for at, ones in zip(noisy, changes, strict=True):
+        chances[series[at].place] += [change.p for change in ones]
+        many[series[at].place] += max(1, len(ones))
+    limits = {  # the largest p that is an alarm, by place
+        place: min(MOST_P, largest_false_discovery(ones, many[place], FALSE_DISCOVERIES))
+        for place, ones in chances.items()
+    }
     found = []
     for at, ones in zip(noisy, changes, strict=True):
-        limit = limits.get(series[at].place, 0.0)
+        limit = limits[series[at].place]
         found += [Found(at, one, one.p <= limit, _undone(ones, one)) for one in ones if one.p <= MOST_P]
     return sorted([*found, *_exact(series)], key=lambda one: (one.series, one.change.at))
 
@@ -155,19 +163,6 @@ def _undone(changes: Sequence[Change], one: Change) -> int | None:
     return changes[one.back_to].at if one.back_to is not None else None
 
 
-def _limits(series: Sequence[tuple[int, Sequence[Change]]]) -> dict[int, float]:
-    """Return the largest p that is an alarm, by the number of the place."""
-    chances: dict[int, list[float]] = {}
-    many: dict[int, int] = {}
-    for place, changes in series:
-        chances.setdefault(place, []).extend(change.p for change in changes)
-        many[place] = many.get(place, 0) + max(1, len(changes))
-    return {
-        place: min(MOST_P, largest_false_discovery(ones, many[place], FALSE_DISCOVERIES))
-        for place, ones in chances.items()
-    }
-
-
 def largest_false_discovery(chances: Sequence[float], many: int, rate: float) -> float:
     """Return Benjamini and Hochberg's limit: the largest p that passes among ``many`` hypotheses; 0 if none does.
 
@@ -194,10 +189,18 @@ def without_the_machine(
     beside = [None if series[one.series].is_exact else _machines(one, series, machines, workloads) for one in found]
     many = sum(one is not None for one in beside)
     enough = NormalDist().inv_cdf(1.0 - CHANCE / max(1, many))
-    return [
-        one if other is None else replace(one, rest=_rest(one, other, enough))
-        for one, other in zip(found, beside, strict=True)
-    ]
+    told = []
+    for one, other in zip(found, beside, strict=True):
+        if other is None:
+            told.append(one)
+            continue
+        # What remains is the ratio divided by the machine's, with the interval of both.
+        left = math.log(one.change.ratio / other.change.ratio)
+        error = math.hypot(_error(one), _error(other))
+        is_codes = math.copysign(left, left * math.log(one.change.ratio)) > enough * error
+        low, high = math.exp(left - _MARGIN * error), math.exp(left + _MARGIN * error)
+        told.append(replace(one, rest=Rest(other.change.ratio, math.exp(left), low, high, is_codes=is_codes)))
+    return told
 
 
 def _machines(
@@ -219,16 +222,6 @@ def _machines(
     together.sort(key=lambda row: row[0])
     middle, step = together[(len(together) - 1) // 2] if together else (0.0, None)
     return step if middle > 0 else None
-
-
-def _rest(one: Found, machine: Found, enough: float) -> Rest:
-    """Return the remainder of a change: its ratio divided by the machine's, with the interval of both."""
-    left = math.log(one.change.ratio / machine.change.ratio)
-    error = math.hypot(_error(one), _error(machine))
-    is_codes = math.copysign(left, left * math.log(one.change.ratio)) > enough * error
-    margin = _MARGIN * error
-    ends = math.exp(left - margin), math.exp(left + margin)
-    return Rest(machine.change.ratio, math.exp(left), *ends, is_codes=is_codes)
 
 
 def _error(one: Found) -> float:

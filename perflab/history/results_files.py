@@ -5,7 +5,6 @@ Samples, profiles and reasons are skipped. Damaged files of a folder are named a
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from perflab.base.files import read_regular
 from perflab.history.contents import LeftOutRow
 from perflab.history.git_objects import files_on, objects_of
 from perflab.history.series import History, Run
+from perflab.measure.machine.devices import collector_off
 from perflab.results.readings import (
     DAMAGED,
     INEXACT_COUNTS,
@@ -231,8 +231,10 @@ def _placed(history: History, environment: Environment | None, variant: str) -> 
 
 def _add_results(history: History, document: Document, file: str, *, is_journal: bool = False) -> None:
     history.repository = document.repository or history.repository
-    number = history.begin(Run(_aware(document.created), document.commit, file, is_journal))
-    history.note_collected(_aware(document.created), document.collected, document.stale)
+    created = _aware(document.created)
+    number = history.begin(Run(created, document.commit, file, is_journal))
+    if document.collected and (history.collected is None or created >= history.collected[0]):
+        history.collected = created, document.collected, document.stale
     seen: set[tuple[str, str]] = set()
     found = [(result, result.tier) for result in document.results]
     # Of two readings of a case, the one that was judged by the baseline counts.
@@ -324,9 +326,7 @@ def read_branch(repository: Path, branch: str, folder: str, skipped: Collection[
 
 
 def _read(history: History, contents: Iterable[tuple[str, bytes | str]]) -> History:
-    collects = gc.isenabled()
-    gc.disable()  # millions of short-lived objects without reference cycles
-    try:
+    with collector_off():  # millions of short-lived objects without reference cycles
         for file, content in contents:
             if isinstance(content, str):
                 history.left_out.append(LeftOutRow(file=file, problem=content))
@@ -340,9 +340,6 @@ def _read(history: History, contents: Iterable[tuple[str, bytes | str]]) -> Hist
             except DocumentError as error:
                 history.left_out.append(LeftOutRow(file=file, problem=error.problem))
                 history.unread += [file] * any(word in content for word in _OURS)
-    finally:
-        if collects:
-            gc.enable()
     if not history.runs:
         first = next((f": {one.file}: {one.problem}" for one in history.left_out), "")
         raise UsageError(f"{history.source} holds no results{first}", _REMEDY)

@@ -85,18 +85,12 @@ class History:
         """The calibration workloads' own series: the median over all cases, for each run in each environment."""
         self.varying: set[Key] = set()
         """The keys of counts that differ from process to process; these counts are judged as times are."""
-        self._collected: tuple[datetime, Collection[str], Collection[str]] | None = None
+        self.collected: tuple[datetime, Collection[str], Collection[str]] | None = None
+        """When the newest run with a list of collected cases was made, which cases it collected, whether it ran them or
+        not, and which cases it knew to be gone."""
         self._skipped = frozenset(skipped)
         self._known: dict[Key, Series] = {}
         self._readings: dict[tuple[int, str], list[float]] = {}
-
-    def note_collected(self, created: datetime, collected: Collection[str], stale: Collection[str]) -> None:
-        """Note which cases a run collected, whether it ran them or not, and which cases it knew to be gone.
-
-        The newest run with a list of collected cases counts.
-        """
-        if collected and (self._collected is None or created >= self._collected[0]):
-            self._collected = created, collected, stale
 
     def gone(self) -> Callable[[str], bool]:
         """Return a function that says whether a case certainly no longer exists.
@@ -104,9 +98,9 @@ class History:
         A case is gone if the newest run did not collect its test function, and either collected other tests of its file
         or knew it to be gone. A case of which only the parameters are missing may come back with another option.
         """
-        if self._collected is None:
+        if self.collected is None:
             return lambda _case: False
-        _, collected, stale = self._collected
+        _, collected, stale = self.collected
         there = set(map(test_of, collected))
         files = set(map(file_of, there))
         known = set(map(test_of, stale))
@@ -196,12 +190,19 @@ def _repeats(runs: Sequence[Run], series: Sequence[Series]) -> set[int]:
     Only runs of one moment are compared, or a journal with results that ended within ``_LONGEST_RUN`` after it, since
     the numbers of two nights may well agree.
     """
-    pairs = _pairs(runs)
+    moments: dict[object, list[int]] = {}
+    for at, run in enumerate(runs):
+        moments.setdefault(run.created, []).append(at)
+    pairs = [(a, b) for ones in moments.values() for a in ones for b in ones if a < b]
+    ended = sorted((run.created, at) for at, run in enumerate(runs) if not run.is_journal)
+    for at, begun in ((at, run.created) for at, run in enumerate(runs) if run.is_journal):
+        pairs += [(at, other) for created, other in ended if begun < created <= begun + _LONGEST_RUN]
+    pairs = [(a, b) for a, b in pairs if None in (runs[a].commit, runs[b].commit) or runs[a].commit == runs[b].commit]
     numbers: dict[int, dict[int, float]] = {run: {} for pair in pairs for run in pair}
     for at, row in enumerate(series) if pairs else ():
-        for run, value in zip(row.runs, row.values, strict=True):
-            if run in numbers:
-                numbers[run][at] = value
+        for number, value in zip(row.runs, row.values, strict=True):
+            if number in numbers:
+                numbers[number][at] = value
     gone: set[int] = set()
     for one, other in pairs:
         poorer, richer = sorted((one, other), key=lambda run: (-len(numbers[run]), run))[::-1]
@@ -209,17 +210,3 @@ def _repeats(runs: Sequence[Run], series: Sequence[Series]) -> set[int]:
         if numbers[poorer] and is_held and not gone & {poorer, richer}:
             gone.add(poorer)
     return gone
-
-
-def _pairs(runs: Sequence[Run]) -> list[tuple[int, int]]:
-    """Return the pairs of runs that may be one run."""
-    moments: dict[object, list[int]] = {}
-    for at, run in enumerate(runs):
-        moments.setdefault(run.created, []).append(at)
-    pairs = [(a, b) for ones in moments.values() for a in ones for b in ones if a < b]
-    ended = sorted((run.created, at) for at, run in enumerate(runs) if not run.is_journal)
-    for at, journal in enumerate(runs):
-        if journal.is_journal:
-            begun = journal.created
-            pairs += [(at, other) for created, other in ended if begun < created <= begun + _LONGEST_RUN]
-    return [(a, b) for a, b in pairs if None in (runs[a].commit, runs[b].commit) or runs[a].commit == runs[b].commit]

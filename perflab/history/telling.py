@@ -16,22 +16,7 @@ from statistics import median
 
 from perflab import __version__
 from perflab.base.identity import file_of, name_in_file, test_of
-from perflab.history.contents import (
-    ACCEPTED,
-    ALARM,
-    KIND,
-    MACHINE,
-    POSSIBLE,
-    SCHEMA,
-    BreakMember,
-    BreakRow,
-    Contents,
-    EventRow,
-    Level,
-    Member,
-    RunRow,
-    SeriesRow,
-)
+from perflab.history import contents
 from perflab.history.git_objects import clean, commits_between
 from perflab.history.judging import FEWEST, Event, Found, creep_of, gather, judge, judge_accepted, without_the_machine
 from perflab.history.series import History, Series
@@ -42,7 +27,7 @@ _FIRST = ("latency", "peak")
 """Quantities that are shown before all others."""
 
 
-def contents_of(history: History, repository: Path) -> Contents:
+def contents_of(history: History, repository: Path) -> contents.Contents:
     """Judge a history, and return its contents. Commits are looked up in the repository."""
     series = history.series
     groups = [place.group for place in history.places]
@@ -77,13 +62,15 @@ def contents_of(history: History, repository: Path) -> Contents:
     environments = [
         parts if nth == 1 else (*parts[:-1], f"{parts[-1]} ({nth})") for parts, nth in zip(places, often, strict=True)
     ]
-    return Contents(
-        kind=KIND,
-        schema=SCHEMA,
+    return contents.Contents(
+        kind=contents.KIND,
+        schema=contents.SCHEMA,
         perflab=__version__,
         source=history.source,
         accepted=history.are_accepted,
-        runs=[RunRow(created=one.created.isoformat(), file=one.file, commit=one.commit) for one in history.runs],
+        runs=[
+            contents.RunRow(created=one.created.isoformat(), file=one.file, commit=one.commit) for one in history.runs
+        ],
         environments=[in_one_text(parts) for parts in environments],
         words=list(history.words),
         events=[_event(number, one, rows, history, repository) for number, one in enumerate(events, 1)],
@@ -97,11 +84,11 @@ def contents_of(history: History, repository: Path) -> Contents:
 
 def _series(
     one: Series, name: str, environment: int, parts: Sequence[tuple[int, Found]], *, accepted: bool, gone: bool
-) -> SeriesRow:
+) -> contents.SeriesRow:
     is_sure = one.is_exact or accepted
     starts = [0, *sorted({found.change.at for _, found in parts}), len(one.values)]
     levels = [
-        Level(first=first, last=end - 1, value=one.values[first] if is_sure else median(one.values[first:end]))
+        contents.Level(first=first, last=end - 1, value=one.values[first] if is_sure else median(one.values[first:end]))
         for first, end in pairwise(starts)
         if first < end
     ]
@@ -110,7 +97,7 @@ def _series(
     else:
         known = [found.change.ratio for _, found in parts if found.change.low is not None]
         ratio = _finite(math.prod(known)) if len(known) == len(parts) else None
-    return SeriesRow(
+    return contents.SeriesRow(
         case=one.case,
         variant=one.variant,
         name=name,
@@ -132,7 +119,9 @@ def _series(
     )
 
 
-def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: History, repository: Path) -> EventRow:
+def _event(
+    number: int, event: Event, rows: Sequence[contents.SeriesRow], history: History, repository: Path
+) -> contents.EventRow:
     undone = {key: by + 1 for key, by in event.undone_by.items()}
     members = [_member(one, rows[one.series], undone, accepted=history.are_accepted) for one in event.members]
     members.sort(key=lambda one: -abs(math.log(one.ratio)) if one.ratio else -math.inf)
@@ -146,10 +135,15 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
     good, bad = history.runs[last_old].commit, history.runs[first_new].commit
     is_same_code = good is not None and good == bad == clean(good)
     between = commits_between(repository, good, bad) if good and bad else None
+    kind = contents.ALARM if event.is_alarm else contents.POSSIBLE
+    if history.are_accepted:
+        kind = contents.ACCEPTED
+    elif event.is_machines or (len(timed) == len(members) and is_same_code):
+        kind = contents.MACHINE
     reasons = [why for one in members if (why := history.reasons.get(rows[one.series].words[one.at]))]
-    return EventRow(
+    return contents.EventRow(
         number=number,
-        kind=_kind(event, history, no_code=len(timed) == len(members) and is_same_code),
+        kind=kind,
         worse=event.is_worse,
         ratio=median(sure) if sure else None,
         smallest=min(ratios, default=None),
@@ -171,19 +165,13 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
     )
 
 
-def _kind(event: Event, history: History, *, no_code: bool) -> str:
-    if history.are_accepted:
-        return ACCEPTED
-    if event.is_machines or no_code:
-        return MACHINE
-    return ALARM if event.is_alarm else POSSIBLE
-
-
-def _member(found: Found, row: SeriesRow, undone: Mapping[tuple[int, int], int], *, accepted: bool) -> Member:
+def _member(
+    found: Found, row: contents.SeriesRow, undone: Mapping[tuple[int, int], int], *, accepted: bool
+) -> contents.Member:
     change = found.change
     at = next(place for place, level in enumerate(row.levels) if level.first == change.at)
     rest = found.rest if found.rest is not None and math.isfinite(found.rest.high) else None
-    return Member(
+    return contents.Member(
         series=found.series,
         before=change.before,
         after=change.after,
@@ -207,7 +195,7 @@ def _finite(ratio: float | None) -> float | None:
     return ratio if ratio is not None and math.isfinite(ratio) else None
 
 
-def breaks_in(series: Sequence[SeriesRow], environments: Sequence[Sequence[str]]) -> list[BreakRow]:
+def breaks_in(series: Sequence[contents.SeriesRow], environments: Sequence[Sequence[str]]) -> list[contents.BreakRow]:
     """Return the runs from which on a case's quantity is only measured in another environment or under another name.
 
     The oldest run is first. ``environments`` has the parts of each environment: what its numbers share.
@@ -215,11 +203,11 @@ def breaks_in(series: Sequence[SeriesRow], environments: Sequence[Sequence[str]]
     same: dict[tuple[str, str, str], list[int]] = {}
     for at, one in enumerate(series):
         same.setdefault((one.case, one.variant, one.quantity), []).append(at)
-    found: dict[tuple[int, str, str], list[BreakMember]] = {}
+    found: dict[tuple[int, str, str], list[contents.BreakMember]] = {}
 
     def note(old: int, new: int, before: str, now: str) -> None:
         levels = series[old].levels[-1].value, series[new].levels[0].value
-        member = BreakMember(before=old, after=new, old=levels[0], new=levels[1])
+        member = contents.BreakMember(before=old, after=new, old=levels[0], new=levels[1])
         found.setdefault((series[new].runs[0], before, now), []).append(member)
 
     for ones in same.values():
@@ -228,21 +216,23 @@ def breaks_in(series: Sequence[SeriesRow], environments: Sequence[Sequence[str]]
             if not ended:
                 continue
             old = max(ended, key=lambda at: series[at].runs[-1])
-            note(old, new, *_differing(*(environments[series[at].environment] for at in (old, new))))
+            before, now = (environments[series[at].environment] for at in (old, new))
+            gone = [one for one in before if one not in now]  # the parts in which the environments differ
+            note(old, new, in_one_text(gone), in_one_text([one for one in now if one not in before]))
     for old, new in _renamed(series):
         note(old, new, *(_parts(series[at].case)[1] for at in (old, new)))
 
-    def rank(one: BreakMember) -> int:
+    def rank(one: contents.BreakMember) -> int:
         quantity = series[one.before].quantity
         return _FIRST.index(quantity) if quantity in _FIRST else len(_FIRST)
 
     return [
-        BreakRow(run=run, before=before, now=now, members=sorted(members, key=rank))
+        contents.BreakRow(run=run, before=before, now=now, members=sorted(members, key=rank))
         for (run, before, now), members in sorted(found.items())
     ]
 
 
-def _renamed(series: Sequence[SeriesRow]) -> Iterator[tuple[int, int]]:
+def _renamed(series: Sequence[contents.SeriesRow]) -> Iterator[tuple[int, int]]:
     """Yield each series that ends, with the series that begins in its place in the next run of the case's module."""
     runs: dict[tuple[int, str], set[int]] = {}
     alike: dict[tuple[int, str, str, str, str], list[int]] = {}
@@ -262,9 +252,3 @@ def _parts(case: str) -> tuple[str, str, str]:
     """Split a node id into the module, the name within the module, and the parameters."""
     test = test_of(case)
     return file_of(test), name_in_file(test), case[len(test) :]
-
-
-def _differing(before: Sequence[str], now: Sequence[str]) -> tuple[str, str]:
-    """Return the parts in which two environments differ: ``torch 2.13.0``, ``torch 2.14.0``."""
-    old, new = ([one for one in own if one not in other] for own, other in ((before, now), (now, before)))
-    return in_one_text(old), in_one_text(new)

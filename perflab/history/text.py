@@ -19,7 +19,6 @@ from perflab.history.contents import (
     ALARM,
     MACHINE,
     POSSIBLE,
-    BetweenRow,
     BreakRow,
     Contents,
     EventRow,
@@ -29,7 +28,7 @@ from perflab.history.contents import (
 from perflab.history.judging import FEWEST
 from perflab.tables.beside_text import pair_text, value_text
 from perflab.tables.escaping import one_line
-from perflab.tables.lines import cut, shorten
+from perflab.tables.lines import columns, cut, shorten
 from perflab.units import format_change, format_count, format_interval
 
 TOO_FEW = "too few runs to say how much"
@@ -216,7 +215,12 @@ def as_text(contents: Contents, width: int) -> str:
 
 def _lines(contents: Contents, width: int) -> Iterator[str]:
     if contents.between is not None:
-        yield from _between(contents, contents.between, width)
+        asked = contents.between  # a line with the two runs, then a line for each commit between them, newest first
+        ends = [contents.runs[at] for at in (asked.older, asked.newer)]
+        said = [f"{short(run.commit or '')} ({run.created[:10]})" for run in ends]
+        yield f"between {said[0]} and {said[1]}: {format_count(len(asked.commits), 'commit')}"
+        for commit in asked.commits:
+            yield cut(one_line(f"  {short(commit.commit)} {commit.date} {commit.subject}"), width)
         return
     yield f"{contents.source}: {summary(contents)}"
     for one in contents.left_out[:_MOST_COMMITS]:
@@ -247,15 +251,6 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
             yield from _points(row, contents, width)
 
 
-def _between(contents: Contents, asked: BetweenRow, width: int) -> Iterator[str]:
-    """Yield a line with the two runs, then a line for each commit between them, newest first."""
-    ends = [contents.runs[at] for at in (asked.older, asked.newer)]
-    said = [f"{short(run.commit or '')} ({run.created[:10]})" for run in ends]
-    yield f"between {said[0]} and {said[1]}: {format_count(len(asked.commits), 'commit')}"
-    for one in asked.commits:
-        yield shorten_end(f"  {short(one.commit)} {one.date} {one.subject}", width)
-
-
 def notes(contents: Contents) -> list[tuple[str, list[str]]]:
     """Return notes beside the events, each a heading with its lines.
 
@@ -282,13 +277,8 @@ def _points(row: SeriesRow, contents: Contents, width: int) -> Iterator[str]:
         commit = short(one.commit) if one.commit else ""
         when, value_said = one.created[:16].replace("T", " "), value_text(value, row.unit)
         line = f"  {when}  {commit:<7}  {value_said:>9}  {contents.words[word]}"
-        yield shorten_end(line.rstrip(), width)
+        yield cut(one_line(line.rstrip()), width)
     yield ""
-
-
-def shorten_end(line: str, width: int) -> str:
-    """Return the text on one line, cut at its end to ``width`` characters."""
-    return cut(one_line(line), width)
 
 
 def _event(event: EventRow, contents: Contents, width: int) -> Iterator[str]:
@@ -297,7 +287,7 @@ def _event(event: EventRow, contents: Contents, width: int) -> Iterator[str]:
     for remark in remarks(event, contents):
         yield from _wrapped("   ", remark, width)
     for commit in event.commits[:_MOST_COMMITS]:
-        yield shorten_end(f"     {short(commit.commit)} {commit.date} {commit.subject}", width)
+        yield cut(one_line(f"     {short(commit.commit)} {commit.date} {commit.subject}"), width)
     if event.commits_total is not None and event.commits_total > min(len(event.commits), _MOST_COMMITS):
         yield f"     and {event.commits_total - min(len(event.commits), _MOST_COMMITS)} more"
     if len(event.members) > 1:
@@ -353,15 +343,13 @@ def _rows(rows: Sequence[SeriesRow], width: int) -> Iterator[str]:
         )
         for name, row in zip(names, rows, strict=True)
     ]
-    widths = [max(len(line[at]) for line in [heads, *cells]) for at in range(len(heads))]
-    widths[0] = min(widths[0], max(12, width - sum(widths[1:]) - 2 * (len(heads) - 1)))
-    last = ""
-    for line in [heads, *cells]:
-        name = "" if line[0] == last else shorten(line[0], widths[0])
-        last = line[0]
-        fields = [name.ljust(widths[0]), line[1].ljust(widths[1]), line[2].ljust(widths[2])]
-        fields += [line[at].rjust(widths[at]) for at in (3, 4, 5)]
-        yield "  ".join([*fields, line[6]]).rstrip()
+    others = [max(map(len, column)) for column in list(zip(heads, *cells, strict=True))[1:]]
+    room = max(12, width - sum(others) - 2 * len(others))
+    lines, last = [], ""
+    for name, *more in [heads, *cells]:
+        lines.append(["" if name == last else shorten(name, room), *more])
+        last = name
+    yield from columns(lines, (3, 4, 5), indent="")
 
 
 def since_start(row: SeriesRow) -> str:
@@ -408,9 +396,7 @@ def as_csv(contents: Contents) -> str:
             one = contents.runs[run]
             cells = [row.case, row.variant, row.quantity, row.unit, contents.environments[row.environment]]
             cells += [one.created, one.commit or "", f"{value:.17g}", contents.words[word]]
-            writer.writerow([_plain(cell) for cell in [*cells, f"{level.value:.17g}", one.file]])
+            cells += [f"{level.value:.17g}", one.file]
+            computed = (cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) for cell in cells)
+            writer.writerow(["'" * quoted + one_line(cell) for cell, quoted in zip(cells, computed, strict=True)])
     return text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _plain(cell: str) -> str:
-    return "'" * (cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell)) + one_line(cell)

@@ -7,6 +7,7 @@ that made it, as in a profile of ``torch.profiler``.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from perflab.attribution.places import MARK, Where
 from perflab.base.grouping import groups_of
 from perflab.measure.calls.nvtx import CALL, OPERATORS, PHASE, SAMPLES
 from perflab.nsys.export import Export
-from perflab.nsys.launches import COPY, GRAPH, Kept, Launch, Names, Sums
+from perflab.nsys.launches import COPY, GRAPH, Launch, Sums, launches_in
 from perflab.nsys.ranges import Opened, Ranges, case_and_pass, named, operator_ranges, place_or_node, shapes_of
 from perflab.profiles.categories import BACKWARD_SCOPE, categories, flops_of, flops_where_done
 from perflab.profiles.divided import STRANGER, Kernel, Known, Sum, counterparts, device_sums, faster_half
@@ -235,11 +236,7 @@ def cases_named(ranges: Ranges, name: str) -> dict[str, Case]:
 
 
 def asked_in_calls(
-    export: Export,
-    process: int,
-    ranges: Ranges,
-    cases: Mapping[str, Case],
-    keeping: Mapping[int, Kept],
+    export: Export, process: int, ranges: Ranges, cases: Mapping[str, Case], keeping: Mapping[int, array[int]]
 ) -> dict[int, Asked]:
     """Return the origin of each launch in the calls with ranges of operators, by the number of the call's range."""
     calls = [number for case in cases.values() for number in case.with_operators]
@@ -266,7 +263,7 @@ def asked_in_calls(
             one,
             found.pop(number),
             [Phase(phase_in(phase.name), phase.start_ns, phase.end_ns) for phase in phases],
-            keeping[number].launches(),
+            launches_in(keeping[number]),
             flops,
         )
     return asked
@@ -287,7 +284,7 @@ def case_reading(
     ranges: Ranges,
     sums: Sums,
     asked: Mapping[int, Asked],
-    names: Names,
+    name_of: Callable[[int], str],
     most: int,
 ) -> CaseReading:
     """Return the time of one call and its profile. ``most``: the most kernels to read one by one, beyond two calls."""
@@ -318,14 +315,14 @@ def case_reading(
     lengths_ns: list[float] = []
     strangers = count = 0
     for at in case.kept:
-        launches = sums.kept[at].launches()
+        launches = launches_in(sums.kept[at])
         if at not in spans or not launches:
             continue
         if len(divided) > 1 and count + len(launches) > most:
             break
         own = asked.get(at)
         source = own if own is not None and own.by_operators else best
-        found, unknown = kernels(launches, source, names.of)
+        found, unknown = kernels(launches, source, name_of)
         begin_ns, end_ns = spans[at]
         divided.append(device_sums(found, dict.fromkeys({one.device for one in found}, spans[at]), source.known))
         lengths_ns.append(float(end_ns - begin_ns))

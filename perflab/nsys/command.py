@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -165,19 +165,32 @@ def profile(command: Sequence[str], output: Path) -> tuple[int, Path, Path | Non
     program = nsys_program()
     output.parent.mkdir(parents=True, exist_ok=True)
     report = output.with_name(output.name + REPORT)
-    for earlier in (report, _export_of(report)):
+    for earlier in (report, report.with_suffix(".sqlite")):
         earlier.unlink(missing_ok=True)
-    results = _results_of(command, output)
-    before_ns = _written_ns(results)
-    status = subprocess.run(
-        with_lifeline([program, "profile", *FLAGS, f"--output={output}", *command]), env=_environment(command, results)
-    ).returncode
+    # The run's results: the value of ``--perf-json``, else for pytest a file beside the report.
+    given = [one.partition("=")[2] for one in command if one.startswith("--perf-json=")]
+    given += [after for one, after in pairwise(command) if one == "--perf-json"]
+    beside = [output.with_name(output.name + ".json").absolute()] if is_pytest(command) else []
+    results = next(iter([*map(Path, given), *beside]), None)
+
+    def written_ns() -> int | None:
+        return results.stat().st_mtime_ns if results is not None and results.exists() else None
+
+    before_ns = written_ns()
+    # Ranges are opened for each call; with them, pytest judges and saves nothing. Its results file is named by an
+    # environment variable, which reaches pytest whatever program starts it.
+    environment = {**os.environ, ASKED: "1"}
+    if is_pytest(command) and results is not None:
+        options = environment.get("PYTEST_ADDOPTS", "")
+        environment["PYTEST_ADDOPTS"] = f"{options} {shlex.quote(f'--perf-json={results}')}".strip()
+    profiled = with_lifeline([program, "profile", *FLAGS, f"--output={output}", *command])
+    status = subprocess.run(profiled, env=environment).returncode
     if not report.exists():
         raise ExportError(
             f"nsys ended with status {status} and wrote no {report}",
             "see its messages above; nsys profile needs write access there, and no other profiler in the process",
         )
-    return status, report, results if _written_ns(results) != before_ns else None
+    return status, report, results if written_ns() != before_ns else None
 
 
 def exported(report: Path) -> Path:
@@ -188,7 +201,7 @@ def exported(report: Path) -> Path:
     """
     if not report.exists():
         raise ExportError(f"{report} does not exist", "give a .sqlite or .nsys-rep file")
-    export = _export_of(report)
+    export = report.with_suffix(".sqlite")
     if export.exists() and export.stat().st_mtime >= report.stat().st_mtime:
         return export
     partial = report.with_suffix(".part.sqlite")  # so that an old or partial export is never taken for a new one
@@ -209,42 +222,7 @@ def exported(report: Path) -> Path:
     return partial.replace(export)
 
 
-def _export_of(report: Path) -> Path:
-    return report.with_suffix(".sqlite")
-
-
 def is_pytest(command: Sequence[str]) -> bool:
     """Whether a command is ``pytest ...`` or ``python -m pytest ...``, with or without a program that starts it."""
     names = [os.path.basename(one) for one in command]
     return "pytest" in (names[0], *(after for one, after in pairwise(names) if one in ("-m", "--", "run", "exec")))
-
-
-def _results_of(command: Sequence[str], output: Path) -> Path | None:
-    """Return the path of the run's results: the value of ``--perf-json``, else for pytest a file beside the report.
-
-    None: the command writes no results.
-    """
-    for at, one in enumerate(command):
-        if one.startswith("--perf-json="):
-            return Path(one.partition("=")[2])
-        if one == "--perf-json" and at + 1 < len(command):
-            return Path(command[at + 1])
-    if not is_pytest(command):
-        return None
-    return output.with_name(output.name + ".json").absolute()
-
-
-def _written_ns(results: Path | None) -> int | None:
-    return results.stat().st_mtime_ns if results is not None and results.exists() else None
-
-
-def _environment(command: Sequence[str], results: Path | None) -> Mapping[str, str]:
-    """Return the environment of the command, which opens ranges for each call and names pytest's results file.
-
-    With these ranges, pytest judges and saves nothing. Environment variables reach pytest whatever program starts it.
-    """
-    environment = {**os.environ, ASKED: "1"}
-    if is_pytest(command) and results is not None:
-        given = environment.get("PYTEST_ADDOPTS", "")
-        environment["PYTEST_ADDOPTS"] = f"{given} {shlex.quote(f'--perf-json={results}')}".strip()
-    return environment

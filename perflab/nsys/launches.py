@@ -6,23 +6,13 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
 from perflab.base.gpu_names import kernel_name
 from perflab.nsys.errors import ExportError
-from perflab.nsys.export import (
-    API,
-    COPIES,
-    FILLS,
-    GRAPHS,
-    KERNELS,
-    LONGEST_NS,
-    STRINGS,
-    WORK,
-    Export,
-    quoted,
-)
+from perflab.nsys.export import API, COPIES, FILLS, GRAPHS, KERNELS, LONGEST_NS, STRINGS, WORK, Export, quoted
 from perflab.nsys.ranges import NONE, Ranges, Totals
 
 _NAMES = ("demangledName", "shortName", "nameId", "name")
@@ -55,16 +45,9 @@ _Row = tuple[int, int, int, int, int, int, int]
 _FIELDS = 7
 
 
-@dataclass
-class Kept:
-    """The launches of chosen calls, as a flat array of numbers, because there may be millions."""
-
-    numbers: array[int] = field(default_factory=lambda: array("q"))
-
-    def launches(self) -> list[Launch]:
-        """Return all kept launches, in order of start."""
-        found = [Launch(*self.numbers[at : at + _FIELDS]) for at in range(0, len(self.numbers), _FIELDS)]
-        return sorted(found)
+def launches_in(numbers: array[int]) -> list[Launch]:
+    """Return the launches that a flat array of numbers keeps, since there may be millions, in order of start."""
+    return sorted(Launch(*numbers[at : at + _FIELDS]) for at in range(0, len(numbers), _FIELDS))
 
 
 class Before:
@@ -97,7 +80,7 @@ class Sums:
     """The sums over all launches of a process."""
 
     totals: Totals
-    kept: Mapping[int, Kept]
+    kept: Mapping[int, array[int]]
     before: Before
     by_range: dict[int, dict[int, list[int]]] = field(default_factory=dict)
     """Number and total nanoseconds of launches, by number of the path and then of the name."""
@@ -124,7 +107,7 @@ class _Within(NamedTuple):
 
     number: int
     by_name: dict[int, list[int]]
-    kept: Kept | None
+    kept: array[int] | None
 
 
 _NOWHERE = (0, 0, _Within(NONE, {}, None))
@@ -173,7 +156,7 @@ def summed(
     export: Export,
     process: int,
     ranges: Ranges,
-    keeping: Mapping[int, Kept],
+    keeping: Mapping[int, array[int]],
     paths: Callable[[int], int],
     calls: Sequence[int],
     progress: Callable[[int], None],
@@ -191,9 +174,9 @@ def summed(
     """
     sums = Sums(Totals(ranges), keeping, Before(calls))
     totals, parents, before = sums.totals, ranges.parents, sums.before
-    keepers: list[Kept | None] = []
+    keepers: list[array[int] | None] = []
     for number, parent in enumerate(parents):  # an outer range begins before its inner ranges
-        keepers.append(keeping.get(number) or (keepers[parent] if parent != NONE else None))
+        keepers.append(keeping.get(number, keepers[parent] if parent != NONE else None))
 
     # Most launches follow another of their thread in the same range: the last range of each thread is kept.
     stretches: dict[int, tuple[int, int, _Within]] = {}
@@ -220,7 +203,7 @@ def summed(
         total[0] += 1
         total[1] += length_ns
         if within.kept is not None:
-            within.kept.numbers.extend(launch)
+            within.kept.extend(launch)
         sums.count += 1
         if sums.count % _STEP == 0:
             progress(sums.count)
@@ -229,25 +212,23 @@ def summed(
     return sums
 
 
-class Names:
-    """Readable names of kernels by number, looked up on demand."""
+def names_in(export: Export) -> Callable[[int], str]:
+    """Return a function that gives readable names of kernels by number, which are looked up on demand.
 
-    def __init__(self, export: Export) -> None:
-        self._export = export
-        self._known: dict[int, str] = {FILL: "fill"}
+    A name is such as ``vectorized_elementwise_kernel<4, FillFunctor<float>>``; for a copy, it is the direction.
+    """
 
-    def of(self, number: int) -> str:
-        """Return a name such as ``vectorized_elementwise_kernel<4, FillFunctor<float>>``; for a copy, its direction."""
-        if number not in self._known:
-            self._known[number] = self._read(number)
-        return self._known[number]
-
-    def _read(self, number: int) -> str:
+    @cache
+    def name_of(number: int) -> str:
         if number <= GRAPH:
             return f"CUDA graph {GRAPH - number}"
         if number <= COPY:
             return _COPY_KINDS.get(COPY - number, "copy")
+        if number == FILL:
+            return "fill"
         found = None
-        if self._export.has(STRINGS):
-            found = next(self._export.rows(f"SELECT value FROM {STRINGS} WHERE id = ?", number), None)
+        if export.has(STRINGS):
+            found = next(export.rows(f"SELECT value FROM {STRINGS} WHERE id = ?", number), None)
         return kernel_name(str(found[0])) if found is not None else f"kernel {number}"
+
+    return name_of

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import wrap
 
 from perflab.base.grouping import groups_of
-from perflab.nsys.cases import (
-    MOST_KERNELS,
-    CaseReading,
-    asked_in_calls,
-    case_reading,
-    cases_named,
-    cases_of,
-    has_torch,
-)
+from perflab.nsys.cases import MOST_KERNELS, CaseReading, asked_in_calls, case_reading, cases_named, cases_of, has_torch
 from perflab.nsys.errors import ExportError
 from perflab.nsys.export import API, Export, thread_of
-from perflab.nsys.launches import Kept, Names, Sums, summed
+from perflab.nsys.launches import Sums, names_in, summed
 from perflab.nsys.ranges import NONE, Ranges, named_ranges
 from perflab.profiles.text import lines as profile_lines
 from perflab.tables.escaping import one_line
@@ -116,13 +109,13 @@ def read(
             "; ".join([f"{export.path} has no range {only!r}", *export.missing()]),
             "name one that it has; without --range it lists them" if ranges.all else "it has no ranges: trace nvtx too",
         )
-    keeping = {number: Kept() for case in cases.values() for number in (*case.kept, *case.with_operators)}
+    keeping = {number: array("q") for case in cases.values() for number in (*case.kept, *case.with_operators)}
     paths = _Paths(ranges)
     calls = sorted(ranges.all[at].start_ns for case in cases.values() for at in case.timed)
     sums = summed(
         export, process, ranges, keeping, paths.number, calls, lambda count: progress(f"reading kernels: {count:,}")
     )
-    names = Names(export)
+    name_of = names_in(export)
     notes += _notes(export, ranges, sums)
     progress("reading operators")
     asked = asked_in_calls(export, process, ranges, cases, keeping)
@@ -133,11 +126,11 @@ def read(
         version=export.version,
         ranges=_range_sums(ranges, sums, paths),
         kernels=[
-            KernelSum(paths.named(path), names.of(name), count, time_ns)
+            KernelSum(paths.named(path), name_of(name), count, time_ns)
             for path, name, count, time_ns in sorted(sums.flat(), key=lambda one: -one[3])
         ],
         cases=[
-            case_reading(name, case, ranges, sums, asked, names, MOST_KERNELS // len(cases))
+            case_reading(name, case, ranges, sums, asked, name_of, MOST_KERNELS // len(cases))
             for name, case in cases.items()
         ],
         notes=notes,

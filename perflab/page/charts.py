@@ -280,7 +280,12 @@ def strip(
     ``middle`` is the value to which the interval belongs. ``description`` follows the numbers in the chart's text.
     """
     shown = [strand for strand in strands if strand.values]
-    scale = _scale(shown, limit, interval, middle)
+    inner = [value for strand in shown for value in _inner(strand) if strand.kind != "ring"]
+    far = _FAR * max(inner, default=math.inf)
+    inner += [value for strand in shown if strand.kind == "ring" for value in strand.values if value < far]
+    marks = [one for one in (limit, middle) if one is not None]
+    ends = [one for one in interval or () if one is not None and one < far]
+    scale = around([*inner, *marks, *ends], _LABEL, WIDTH - _RIGHT)
     beyond = [_beyond(strand, scale, write) for strand in shown]
     room = max((LETTER * len(text) + 10 for text in beyond if text), default=0)
     scale = replace(scale, end=scale.end - room)
@@ -302,18 +307,11 @@ def strip(
         x = rounded(scale(limit))
         parts.append(element("path", d=f"M{x} 2V{bottom}", class_="limit"))
     told = [f"{strand.name}: {', '.join(map(write, strand.values))}" for strand in shown]
-    told += [f"95 % interval {_written(interval, write)}"] if interval is not None else []
+    if interval is not None:
+        upper = f"to {write(interval[1])}" if interval[1] is not None else "and more"
+        told.append(f"95 % interval {write(interval[0])} {upper}")
     told += [f"limit {write(limit)}"] if limit is not None else []
     return chart(title, ". ".join([*told, *([description] if description else [])]), WIDTH, bottom + 20, parts)
-
-
-def _scale(shown: Sequence[Strand], limit: float | None, interval: Interval | None, middle: float | None) -> Scale:
-    inner = [value for strand in shown for value in _inner(strand) if strand.kind != "ring"]
-    far = _FAR * max(inner, default=math.inf)
-    inner += [value for strand in shown if strand.kind == "ring" for value in strand.values if value < far]
-    marks = [one for one in (limit, middle) if one is not None]
-    ends = [one for one in interval or () if one is not None and one < far]
-    return around([*inner, *marks, *ends], _LABEL, WIDTH - _RIGHT)
 
 
 def _inner(strand: Strand) -> Sequence[float]:
@@ -352,8 +350,3 @@ def _drawn(interval: Interval, middle: float | None, scale: Scale, y: float) -> 
     if middle is not None and scale.low <= middle <= scale.high:
         parts.append(element("circle", cx=rounded(scale(middle)), cy=y, r=3.5, class_="dot"))
     return parts
-
-
-def _written(interval: Interval, write: Callable[[float], str]) -> str:
-    low, high = interval
-    return f"{write(low)} to {write(high)}" if high is not None else f"{write(low)} and more"

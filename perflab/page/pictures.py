@@ -6,6 +6,7 @@ runs are drawn too: ratios of the cases that they share, the largest difference 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -148,32 +149,28 @@ def _bytes(size: float) -> str:
 
 def differences(contents: Contents) -> list[Picture]:
     """Draw a chart for each later run and each quantity that differs in a case from the first run with that case."""
-    found = [_difference(contents, number, name) for number in range(1, len(contents.runs)) for name in _COMPARED]
-    return [one for one in found if one is not None]
-
-
-def _difference(contents: Contents, number: int, name: str) -> Picture | None:
-    shared = [
-        (name_in(contents, one), ratio)
-        for one in contents.compared
-        if (ratio := one.ratios.get(name, [None] * len(contents.runs))[number]) is not None and ratio > 0
-    ]
-    other = sorted((one for one in shared if one[1] != 1.0), key=lambda one: -abs(math.log(one[1])))
-    if not other:
-        return None
-    given = [Bar(case, ratio, format_change(ratio)) for case, ratio in other[:_MOST_DIFFERENCES]]
-    title = f"{_COMPARED[name]} of run {number + 1}"
-    told = [f"{title} against the first run that has numbers of a case, {_told(len(given), len(other), len(shared))}"]
-    told += ["not judged: noise alone makes times differ"] if name == "latency" else []
-    svg = ratios(f"{title}: {title_of(name)}", given, format_change, *_SIDES[name])
-    return Picture(svg, "; ".join(told) + ".")
-
-
-def _told(drawn: int, other: int, shared: int) -> str:
-    cases = format_count(shared, "case")
-    if drawn < other:
-        return f"the {drawn} that differ most of {cases}"
-    return f"{other} of {cases} differ" if other < shared else cases
+    found = []
+    for number, name in itertools.product(range(1, len(contents.runs)), _COMPARED):
+        shared = [
+            (name_in(contents, one), ratio)
+            for one in contents.compared
+            if (ratio := one.ratios.get(name, [None] * len(contents.runs))[number]) is not None and ratio > 0
+        ]
+        other = sorted((one for one in shared if one[1] != 1.0), key=lambda one: -abs(math.log(one[1])))
+        if not other:
+            continue
+        given = [Bar(case, ratio, format_change(ratio)) for case, ratio in other[:_MOST_DIFFERENCES]]
+        cases = format_count(len(shared), "case")
+        if len(given) < len(other):
+            drawn = f"the {len(given)} that differ most of {cases}"
+        else:
+            drawn = f"{len(other)} of {cases} differ" if len(other) < len(shared) else cases
+        title = f"{_COMPARED[name]} of run {number + 1}"
+        told = [f"{title} against the first run that has numbers of a case, {drawn}"]
+        told += ["not judged: noise alone makes times differ"] if name == "latency" else []
+        svg = ratios(f"{title}: {title_of(name)}", given, format_change, *_SIDES[name])
+        found.append(Picture(svg, "; ".join(told) + "."))
+    return found
 
 
 INTERVAL = "a line at the end of a bar: 95 % interval of the median, by the noise within its process"

@@ -260,23 +260,20 @@ def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
         more = change if change != "same" else ""
         cells.append(number_cell(one.now, one.unit, more, tone) if one is not None else Cell(number=True))
         if name == "latency":
-            cells += _latency_cells(case, tone)
+            noise = case.times.noise if case.times is not None and case.times.samples > 1 else None
+            if one is None or one.ratio is None:
+                cells += [Cell(number=True), Cell(number=True)]
+            else:
+                low = order(one.low) if one.low is not None else None
+                cells += [
+                    change_cell(format_change(one.ratio), tone, one.ratio),
+                    Cell(interval_text(one), low, number=True),
+                ]
+            cells.append(number_cell(noise, "noise"))
     file = file_of(case.case)
     parameters = ", ".join(f"{name}={value}" for name, value in case.parameters.items())
     tier = [Cell(case.tier or "")] if tiers else []
     return [*cells, Cell(short(file)), Cell(short(parameters, LONGEST_VALUE)), *tier, Cell("; ".join(case.reasons))]
-
-
-def _latency_cells(case: Case, tone: str) -> list[Cell]:
-    one, times = case.quantities.get("latency"), case.times
-    noise = times.noise if times is not None and times.samples > 1 else None
-    if one is None or one.ratio is None:
-        return [Cell(number=True), Cell(number=True), number_cell(noise, "noise")]
-    return [
-        change_cell(format_change(one.ratio), tone, one.ratio),
-        Cell(interval_text(one), order(one.low) if one.low is not None else None, number=True),
-        number_cell(noise, "noise"),
-    ]
 
 
 def compared_table(contents: Contents) -> PageTable:

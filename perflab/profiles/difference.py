@@ -16,17 +16,7 @@ from perflab.profiles.facts import HALF, Calls, Key, Shifts, Total, facts_of, sh
 from perflab.profiles.parts import first_told, host_parts, parts_of
 from perflab.profiles.python_change import OWN_SHARE, SPREADS, WORTH, python_parts
 from perflab.profiles.wholes import wholes
-from perflab.results.profile import (
-    DISPATCH,
-    GAPS,
-    ON_HOST,
-    OTHER_THREAD,
-    PYTHON,
-    UNNAMED,
-    Explanation,
-    Part,
-    Profile,
-)
+from perflab.results.profile import DISPATCH, GAPS, ON_HOST, OTHER_THREAD, PYTHON, UNNAMED, Explanation, Part, Profile
 from perflab.units import format_count, format_ns, format_signed
 
 _AGREE = 0.5
@@ -45,11 +35,7 @@ _SMALL = 0.05
 
 
 def explain(
-    base: Profile,
-    head: Profile,
-    against: str,
-    change_ns: float | None,
-    interval_ns: tuple[float, float] | None = None,
+    base: Profile, head: Profile, against: str, change_ns: float | None, interval_ns: tuple[float, float] | None = None
 ) -> Explanation:
     """Explain what makes ``head`` slower than ``base``.
 
@@ -126,12 +112,7 @@ def explain(
         else:
             problem = "these parts are not all of the change: what is left is more than its interval leaves open"
     return Explanation(
-        base=against,
-        before_ns=base.timer_ns,
-        now_ns=head.timer_ns,
-        parts=parts,
-        rest_ns=rest_ns,
-        problem=problem,
+        base=against, before_ns=base.timer_ns, now_ns=head.timer_ns, parts=parts, rest_ns=rest_ns, problem=problem
     )
 
 

@@ -47,7 +47,13 @@ def aligned(names: Sequence[Hashable], others: Sequence[Hashable]) -> list[int]:
     if names == others:  # the case nearly always
         return list(range(len(names)))
     found = [STRANGER] * len(names)
-    until, until_other = _common_end(names, others, found)
+    # The common end of both sequences, behind their common beginning.
+    shorter, length = min(len(names), len(others)), 0
+    begin = next((at for at in range(shorter) if names[at] != others[at]), shorter)
+    while length < shorter - begin and names[-1 - length] == others[-1 - length]:
+        length += 1
+        found[-length] = len(others) - length
+    until, until_other = len(names) - length, len(others) - length
     at = other = 0
     while at < until and other < until_other:
         if names[at] == others[other]:
@@ -74,32 +80,16 @@ def counterparts(names: Sequence[Hashable], others: Sequence[Hashable]) -> tuple
     return indices, found.count(STRANGER)
 
 
-def _common_end(names: Sequence[Hashable], others: Sequence[Hashable], found: list[int]) -> tuple[int, int]:
-    """Match the common end of both sequences behind their common beginning; return where the end begins in each."""
-    shorter = min(len(names), len(others))
-    begin = next((at for at in range(shorter) if names[at] != others[at]), shorter)
-    length = 0
-    while length < shorter - begin and names[-1 - length] == others[-1 - length]:
-        length += 1
-        found[-length] = len(others) - length
-    return len(names) - length, len(others) - length
-
-
 def _differ(names: Sequence[Hashable], others: Sequence[Hashable]) -> tuple[int, int]:
     """Return how many names of each to skip, at the least cost, until both go on alike; all names if none is found."""
     for cost in range(1, min(_REACH, (1 + _SHIFT) * (len(names) + len(others))) + 1):
         for shift in range(cost // (1 + _SHIFT) + 1):
             longer = cost - _SHIFT * shift
             for skipped, skipped_other in {(longer, longer - shift), (longer - shift, longer)}:
-                if _alike(names, others, skipped, skipped_other):
+                is_within = skipped <= len(names) and skipped_other <= len(others)
+                if is_within and names[skipped:][:_ALIKE] == others[skipped_other:][:_ALIKE]:
                     return skipped, skipped_other
     return len(names), len(others)
-
-
-def _alike(names: Sequence[Hashable], others: Sequence[Hashable], at: int, other: int) -> bool:
-    if at > len(names) or other > len(others):
-        return False
-    return names[at : at + _ALIKE] == others[other : other + _ALIKE]
 
 
 class Known(NamedTuple):
@@ -311,13 +301,14 @@ def device_sums(
             on the device; it is counted as PyTorch's own work.
     """
     sums: dict[ProfileRow, Sum] = defaultdict(Sum)
+    rows = {id(kernel): _key(kernel, known) for kernel in kernels}
     seen: set[int] = set()
     for device, (begin_ns, until_ns) in spans.items():
         own = [kernel for kernel in kernels if kernel.device == device]
         for start_ns, end_ns, running, following in _intervals(own, begin_ns, until_ns):
             sharing = [one for one in running if not one.is_foreign] or running
             for kernel in sharing:
-                sums[_key(kernel, known)].time_ns += (end_ns - start_ns) / len(sharing)
+                sums[rows[id(kernel)]].time_ns += (end_ns - start_ns) / len(sharing)
             if running:
                 continue
             one, begun_ns, ended_ns = _NOBODY, end_ns, end_ns  # after the last kernel, nothing is launched
@@ -339,7 +330,7 @@ def device_sums(
         begin_ns, until_ns = spans.get(kernel.device, (0, 0))
         if kernel.is_foreign and not begin_ns <= kernel.start_ns < until_ns:
             continue  # a kernel counts in the call in which it starts
-        total = sums[_key(kernel, known)]
+        total = sums[rows[id(kernel)]]
         total.instances += 1
         if kernel.operator not in seen:  # an operator's work is done once, however many kernels do it
             total.flops += known.get(kernel.operator, _NOBODY).flops

@@ -155,14 +155,6 @@ class Total(Calls):
     calls: dict[Place, Calls] = field(default_factory=lambda: defaultdict(Calls))
     within: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
 
-    def add_row(self, row: ProfileRow) -> None:
-        """Add one row of the operator."""
-        self.add(row)
-        self.category = row.category
-        self.shapes[row.shapes] += row.instances
-        self.calls[row.shapes, row.line].add(row)
-        self.within[row.line, row.within] += row.instances
-
     @property
     def line(self) -> str:
         """The line that takes most of the operator's time."""
@@ -216,7 +208,12 @@ def totals_of(rows: Iterable[ProfileRow]) -> dict[Key, Total]:
     found: dict[Key, Total] = {}
     for row in rows:
         name = row.operator or (row.category if row.category in UNNAMED else row.kernel or row.category)
-        found.setdefault((name, row.module, row.phase), Total()).add_row(row)
+        total = found.setdefault((name, row.module, row.phase), Total())
+        total.add(row)
+        total.category = row.category
+        total.shapes[row.shapes] += row.instances
+        total.calls[row.shapes, row.line].add(row)
+        total.within[row.line, row.within] += row.instances
     return found
 
 

@@ -3,6 +3,13 @@
 The first pass disturbs times, since it marks every module and every line with a range of the profiler. So times come
 from calls in which the profiler records operators alone, and the two passes are joined operator by operator. Calls
 without a profiler run between these, which gives the time that the profile has to add up to.
+
+One profiled call is exported for other tools: a Chrome trace for Perfetto, and folded stacks for flame graphs.
+
+The trace has the format that ``chrome://tracing`` and https://ui.perfetto.dev read ("Trace Event Format", complete
+events, times in microseconds). Folded stacks are one line for each stack with the stack's own time in nanoseconds, as
+Brendan Gregg's ``flamegraph.pl`` and speedscope read them. A stack has the phase, the user's ranges, the module, then
+operators from the outermost on.
 """
 
 from __future__ import annotations
@@ -24,7 +31,6 @@ from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import collector_off
 from perflab.profiles.divided import FREE, Known
 from perflab.profiles.events import NODE, operators
-from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.python_lines import MOST_EVENTS, PlainPython, lines_watched
 from perflab.profiles.reading import Reading, known_by_call, known_of, with_lines
 from perflab.profiles.recording import Recorded, cost_of, recorded_calls, recording, refuse_another_profiler, run_marked
@@ -37,6 +43,17 @@ if TYPE_CHECKING:
 
     from perflab.measure.calls.workload import Workload
     from perflab.measure.clocks.clock import Stopwatch
+
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
+from typing import Any
+
+from perflab.profiles.divided import Kernel
+from perflab.profiles.events import PHASE, Call
+from perflab.results.profile import BACKWARD
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -74,11 +91,7 @@ class ProfilePlan:
 
 
 def take_profile(
-    workload: Workload,
-    device: torch.device,
-    stopwatch: Stopwatch,
-    plan: ProfilePlan,
-    progress: Callable[[str], None],
+    workload: Workload, device: torch.device, stopwatch: Stopwatch, plan: ProfilePlan, progress: Callable[[str], None]
 ) -> Profile:
     """Profile one call of a workload that is warm; ``progress`` is called with the name of each step as it begins.
 
@@ -284,3 +297,81 @@ def _recorded(
     with recording(device.type, shapes=True) as profiler, marking():
         run_marked(workload)
     return recorded_calls(profiler, 1, details=True)[0]
+
+
+_DEVICE = 1
+_HOST = 0
+
+
+def chrome_trace(roots: Sequence[Call], kernels: Sequence[Kernel], known: Mapping[int, Known]) -> str:
+    """Return the call as a Chrome trace in JSON: a track for each thread of the host and for each stream of a device.
+
+    ``roots`` are the outermost calls of each thread; ``known`` is by ``id`` of a call.
+    """
+    calls = [call for root in roots for call in root.walk()]
+    begin_ns = min((call.event.start_ns for call in calls), default=0)
+    by_operator = {call.event.correlation: known[id(call)] for call in calls if id(call) in known}
+    spans = [
+        (call.name, call.event.start_ns, call.event.end_ns, _HOST, call.event.thread, known.get(id(call)))
+        for call in calls
+    ]
+    spans += [
+        (one.name, one.start_ns, one.end_ns, _DEVICE + one.device, one.stream, by_operator.get(one.operator))
+        for one in kernels
+    ]
+    tracks = [("process_name", _HOST, 0, "host")]
+    tracks += [("process_name", _DEVICE + at, 0, f"device {at}") for at in sorted({one.device for one in kernels})]
+    streams = sorted({(one.device, one.stream) for one in kernels})
+    tracks += [("thread_name", _DEVICE + device, stream, f"stream {stream}") for device, stream in streams]
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
+        for what, process, thread, name in tracks
+    ]
+    for name, start_ns, end_ns, process, thread, one in spans:
+        event = {"ph": "X", "name": name, "ts": (start_ns - begin_ns) / 1e3, "dur": (end_ns - start_ns) / 1e3}
+        told: dict[str, str] = {}
+        if one is not None:
+            told = {"category": one.category, "operator": one.name, "phase": one.phase, "module": one.where.module}
+            told |= {"line": one.where.line, "shapes": one.shapes}
+        events.append(
+            event | {"pid": process, "tid": thread, "args": {key: said for key, said in told.items() if said}}
+        )
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def folded_stacks(roots: Iterable[Call], known: Mapping[int, Known]) -> str:
+    """Return the own time of the host's calls as folded stacks, one line for each stack, in nanoseconds.
+
+    Frames of the autograd engine stand within the phase and module of their operators.
+    """
+    sums: dict[str, int] = defaultdict(int)
+    for root in roots:
+        for call in root.walk():
+            if call.self_ns > 0:
+                # A frame has none of the characters that end a frame or a line, and is never empty.
+                frames = (" ".join(name.replace(";", ":").split()) or "(no name)" for name in _stack(call, known))
+                sums[";".join(frames)] += call.self_ns
+    return "".join(f"{stack} {time_ns}\n" for stack, time_ns in sorted(sums.items()))
+
+
+def _stack(call: Call, known: Mapping[int, Known]) -> Iterator[str]:
+    """Yield a call's stack: phase, the user's ranges, module, then the operators and the ranges within operators.
+
+    A stack that ends in a range has the frame ``python`` at its end.
+    """
+    chain = [*reversed([*call.above()]), call]
+    place = next((known[id(one)] for one in reversed(chain) if id(one) in known), None)
+    phases = [one.name.removeprefix(PHASE) for one in chain if one.name.startswith(PHASE)]
+    if place is not None and place.phase:
+        phases = [place.phase]
+    elif not phases and any(one.name.startswith(NODE) for one in chain):
+        phases = [BACKWARD]
+    yield from phases
+    named = [one for one in chain if not one.is_mark]
+    outer = list(takewhile(lambda one: one.is_range, named))
+    yield from (one.name for one in outer)
+    if place is not None and place.where.module:
+        yield place.where.module
+    yield from (one.name for one in named[len(outer) :])
+    if call.is_range:
+        yield "python"

@@ -23,11 +23,7 @@ from perflab.base.data import changed
 from perflab.base.reachable import reachable
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
-from perflab.internals.of_torch.machine import (
-    BlockEvent,
-    block_events,
-    kineto_results,
-)
+from perflab.internals.of_torch.machine import BlockEvent, block_events, kineto_results
 from perflab.measure.counts.events import OPERATOR, profiler
 from perflab.measure.machine.devices import as_out_of_memory, collector_off, release_memory, synchronize
 from perflab.measure.memory.peak import free_bytes_in, replayed_pools

@@ -14,18 +14,7 @@ from perflab.results.environment import differing, exact_environment
 from perflab.results.measurement import Evidence
 from perflab.results.records import Environment, Verdict
 from perflab.results.result import Document, Result, parameters_of
-from perflab.tables.contents import (
-    CALIBRATION,
-    KIND,
-    SCHEMA,
-    Case,
-    Compared,
-    Contents,
-    MachineReading,
-    Quantity,
-    RunContents,
-    counted,
-)
+from perflab.tables import contents
 from perflab.tables.lines import ACCEPTED, names_of, outcome, way_of
 from perflab.tiers.interface import by_table, tier, tier_of
 
@@ -46,7 +35,7 @@ class Source:
     """Whether the file says how the run ended."""
 
 
-def gather(sources: Sequence[Source]) -> Contents:
+def gather(sources: Sequence[Source]) -> contents.Contents:
     """Return the contents of a report on these runs, in the order of the runs.
 
     Each case of any of several runs has its ratios, in the order of the cases. They are relative to the first run that
@@ -57,10 +46,10 @@ def gather(sources: Sequence[Source]) -> Contents:
     if len(runs) > 1:
         places = [{(case.case, case.variant): at for at, case in enumerate(run.cases)} for run in runs]
         compared = [_compared(key, runs, [place.get(key) for place in places]) for key in weave(map(list, places))]
-    return Contents(kind=KIND, schema=SCHEMA, runs=runs, compared=compared)
+    return contents.Contents(kind=contents.KIND, schema=contents.SCHEMA, runs=runs, compared=compared)
 
 
-def _run(source: Source) -> RunContents:
+def _run(source: Source) -> contents.RunContents:
     document = source.document
     results, found = document.results, by_table(document.results)
     environments = list(dict.fromkeys(one.record.environment for one in results if one.record is not None))
@@ -71,14 +60,14 @@ def _run(source: Source) -> RunContents:
         for one, case in zip(results, cases, strict=True)
     ]
     tables = {key: data for name, ones in found.items() for key, data in tier(name).data(document, ones).items()}
-    return RunContents(
+    return contents.RunContents(
         label=source.label,
         created=document.created.isoformat(),
         perflab=document.perflab,
         commit=document.commit,
         exitstatus=document.exitstatus,
         complete=source.ended and not ended_early(document),
-        verdicts=counted(map(outcome, results), (*Verdict, ACCEPTED)),
+        verdicts=contents.counted(map(outcome, results), (*Verdict, ACCEPTED)),
         notes=[*source.notes, *unseen_failures(document), *document.preface],
         environments=environments,
         cases=cases,
@@ -92,9 +81,9 @@ def _run(source: Source) -> RunContents:
     )
 
 
-def _case(result: Result, name: str, environments: list[Environment]) -> Case:
+def _case(result: Result, name: str, environments: list[Environment]) -> contents.Case:
     judgement, record = result.judgement, result.record
-    bare = Case(
+    bare = contents.Case(
         case=result.case,
         name=name,
         variant=_variant(result),
@@ -116,7 +105,7 @@ def _case(result: Result, name: str, environments: list[Environment]) -> Case:
         study=result.study,
         side_by_side=result.side_by_side,
     )
-    described: Case = tier_of(result).describe(result, bare)
+    described: contents.Case = tier_of(result).describe(result, bare)
     return described
 
 
@@ -124,12 +113,12 @@ def _variant(result: Result) -> str:
     return (result.outcome.variant if result.outcome is not None else "") or result.mode.variant
 
 
-def _machine(cases: Sequence[Case]) -> list[MachineReading]:
+def _machine(cases: Sequence[contents.Case]) -> list[contents.MachineReading]:
     """Return the spread over the cases of calibration workloads, whose code never changes, and of the counters."""
     read: dict[tuple[str, str], list[float]] = {}
     for case in cases:
         for name, one in case.quantities.items():
-            if name.startswith(CALIBRATION):
+            if name.startswith(contents.CALIBRATION):
                 read.setdefault((name, one.unit), []).append(one.now)
         evidence = case.evidence or Evidence(span_ns=0)
         counters = {
@@ -142,12 +131,14 @@ def _machine(cases: Sequence[Case]) -> list[MachineReading]:
             if value is not None:
                 read.setdefault(counter, []).append(value)
     return [
-        MachineReading(of=of, unit=unit, least=min(values), median=median(values), most=max(values), cases=len(values))
+        contents.MachineReading(
+            of=of, unit=unit, least=min(values), median=median(values), most=max(values), cases=len(values)
+        )
         for (of, unit), values in read.items()
     ]
 
 
-def _compared(key: Key, runs: Sequence[RunContents], cases: list[int | None]) -> Compared:
+def _compared(key: Key, runs: Sequence[contents.RunContents], cases: list[int | None]) -> contents.Compared:
     there = {number: runs[number].cases[at] for number, at in enumerate(cases) if at is not None}
     first = next((number for number, case in there.items() if case.quantities), min(there))
     base, environments = there[first], [run.environments for run in runs]
@@ -166,11 +157,11 @@ def _compared(key: Key, runs: Sequence[RunContents], cases: list[int | None]) ->
             if now is not None and (why_exact if before.exact else why) is None:
                 ratios[name][number] = _ratio(before, now)
     kept = {name: found for name, found in ratios.items() if any(one is not None for one in found)}
-    return Compared(case=key[0], variant=key[1], cases=cases, ratios=kept, elsewhere=elsewhere)
+    return contents.Compared(case=key[0], variant=key[1], cases=cases, ratios=kept, elsewhere=elsewhere)
 
 
 def _obstacles(
-    base: Case, base_environment: Environment | None, other: Case, environment: Environment | None
+    base: contents.Case, base_environment: Environment | None, other: contents.Case, environment: Environment | None
 ) -> tuple[str | None, str | None]:
     """Return why times, and why exact quantities, cannot be compared; None for those that can be."""
     if base.tier != other.tier and (base_environment is None or environment is None):
@@ -185,7 +176,7 @@ def _obstacles(
     return ", ".join([*label, *times.values()]) or None, ", ".join(exact) or None
 
 
-def _ratio(before: Quantity, now: Quantity) -> float | None:
+def _ratio(before: contents.Quantity, now: contents.Quantity) -> float | None:
     if before.unit != now.unit:
         return None
     if before.now == now.now:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -36,13 +37,11 @@ _RESULTS = FileKind(
     remedy="write it again: pytest -m perf --perf-json=FILE",
     error=DocumentError,
 )
-_JOURNALS = FileKind(
-    content=Document,
-    schema=SCHEMA,
+_JOURNALS = replace(
+    _RESULTS,
     wanted="a journal of perflab's runs",
     check="name a journal, .perflab/runs/*.jsonl",
     remedy="name another one of .perflab/runs, or what pytest wrote with --perf-json=FILE",
-    error=DocumentError,
 )
 PASSED, FAILED, NOTHING_RUN = 0, 1, 5
 """pytest's exit statuses of a complete run; a run with any other status ended early."""
@@ -189,13 +188,9 @@ def _takes_back(later: Result, earlier: Result) -> bool:
     compared = all(getattr(now, name, True) for name in before.worse) and rose <= judged
     if "latency" in before.worse and now.time_not_judged is not None:
         return False
-    return compared and _weight(later) >= _weight(earlier)
-
-
-def _weight(result: Result) -> int:
-    if result.judgement.verdict is Verdict.SKIPPED:
-        return 0
-    return 2 if result.judgement.verdict in (Verdict.OK, Verdict.IMPROVED, Verdict.REGRESSED) else 1
+    decided = (Verdict.OK, Verdict.IMPROVED, Verdict.REGRESSED)
+    weights = [0 if one.verdict is Verdict.SKIPPED else 2 if one.verdict in decided else 1 for one in (before, now)]
+    return compared and weights[1] >= weights[0]
 
 
 def in_order(results: Mapping[str, Result], order: Sequence[str]) -> list[Result]:

@@ -114,19 +114,6 @@ class Part(NamedTuple):
     blocks: int
 
 
-class Alike(NamedTuple):
-    """Blocks of one size that were allocated by one call stack."""
-
-    size_bytes: int
-    """Bytes of each block."""
-    blocks: Sequence[Block]
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all blocks together."""
-        return self.size_bytes * len(self.blocks)
-
-
 def levels(snapshot: Snapshot) -> array[int]:
     """Return the live bytes at each moment, from 0 on."""
     changes = array("q", bytes(8 * (snapshot.moments + 1)))
@@ -242,24 +229,18 @@ def alike_keys() -> Callable[[Block], Hashable]:
     return key
 
 
-def alike(blocks: Iterable[Block]) -> list[Alike]:
-    """Group alike blocks, the group with the most bytes first."""
-    same = [Alike(together[0].size_bytes, together) for together in groups_of(blocks, alike_keys()).values()]
-    return sorted(same, key=lambda one: -one.total_bytes)
+def alike(blocks: Iterable[Block]) -> list[list[Block]]:
+    """Group alike blocks, which have one size and were allocated by one call stack; the most bytes come first."""
+    same = groups_of(blocks, alike_keys()).values()
+    return sorted(same, key=lambda together: -together[0].size_bytes * len(together))
 
 
-class Stays(NamedTuple):
-    """Alike blocks that were alive when the step that made them had ended."""
+def outliving(snapshot: Snapshot) -> list[tuple[list[Block], int, int]]:
+    """Return groups of alike blocks that were alive when the step that made them had ended, the most bytes first.
 
-    alike: Alike
-    steps: int
-    """The number of steps that made such blocks and left them alive."""
-    left: int
-    """The number of these blocks that are alive at the end of the recording."""
-
-
-def outliving(snapshot: Snapshot) -> list[Stays]:
-    """Return groups of blocks that outlive the step that made them, the most bytes first; empty without steps."""
+    Each group comes with the number of steps that made such blocks and left them alive, and the number of these blocks
+    that are alive at the end of the recording. Empty without steps.
+    """
     ends = [step.end for step in snapshot.steps]
     step_of: dict[int, int] = {}
     stay = []
@@ -270,10 +251,6 @@ def outliving(snapshot: Snapshot) -> list[Stays]:
             stay.append(block)
             step_of[id(block)] = number
     return [
-        Stays(
-            one,
-            len({step_of[id(block)] for block in one.blocks}),
-            sum(block.freed_at is None for block in one.blocks),
-        )
-        for one in alike(stay)
+        (ones, len({step_of[id(block)] for block in ones}), sum(block.freed_at is None for block in ones))
+        for ones in alike(stay)
     ]

@@ -12,18 +12,7 @@ from difflib import SequenceMatcher
 
 from perflab.base.files import shared_end
 from perflab.base.grouping import groups_of
-from perflab.snapshots.analysis import (
-    Line,
-    alive_at,
-    levels,
-    lines_in,
-    module_of,
-    once_a_stack,
-    parts_by,
-    peak_moment,
-    shown_stack,
-    user_frame,
-)
+from perflab.snapshots import analysis
 from perflab.snapshots.model import Block, Snapshot, Stack
 from perflab.snapshots.report import Column, Fact, Report, Table, Value, largest
 from perflab.snapshots.summary import stage_at
@@ -34,12 +23,12 @@ _Function = tuple[str, str]
 
 def lines_of_both(
     old: Sequence[Block], new: Sequence[Block], snapshots: tuple[Snapshot, Snapshot]
-) -> tuple[Line, Line]:
+) -> tuple[analysis.Line, analysis.Line]:
     """Return a function for each side that names lines; an old line gets its new name if it still exists.
 
     An old line that is gone, and whose number now belongs to another old line, is named ``model.py:11 (before)``.
     """
-    line_before, line_now = (lines_in(snapshot) for snapshot in snapshots)
+    line_before, line_now = (analysis.lines_in(snapshot) for snapshot in snapshots)
     shown = {_place(block.stack): line_now(block.stack) for block in new}
     files = _same_files({_place(block.stack)[0] for block in old}, {file for file, _, _ in shown})
     then, now = _lines_by_function(old, files), _lines_by_function(new, {})
@@ -58,11 +47,11 @@ def lines_of_both(
             return f"{line_before(stack)} (before)"
         return found
 
-    return once_a_stack(named), line_now
+    return analysis.once_a_stack(named), line_now
 
 
 def _place(stack: Stack) -> tuple[str, str, int]:
-    frame = user_frame(stack)
+    frame = analysis.user_frame(stack)
     return (frame.file, frame.function, frame.line) if frame else ("", "", 0)
 
 
@@ -122,9 +111,9 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
     """
     sides = []
     for snapshot in (before, after):
-        level = levels(snapshot)
-        peak = peak_moment(level)
-        sides.append((level[peak], stage_at(snapshot, peak), alive_at(snapshot, peak)))
+        level = analysis.levels(snapshot)
+        peak = analysis.peak_moment(level)
+        sides.append((level[peak], stage_at(snapshot, peak), analysis.alive_at(snapshot, peak)))
     (old, old_stage, old_blocks), (new, new_stage, new_blocks) = sides
     old_line, new_line = lines_of_both(old_blocks, new_blocks, (before, after))
     has_modules = all(any(block.module for block in blocks) for blocks in (old_blocks, new_blocks))
@@ -141,9 +130,9 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
     category, module, line = (Column(key, key) for key in ("category", "module", "line"))
     sides_at = ((old_blocks, old_line), (new_blocks, new_line))
 
-    def table(key: str, title: str, of: Callable[[Block, Line], tuple[str, ...]], *named: Column) -> Table:
-        then = parts_by(old_blocks, lambda block: of(block, old_line))
-        now = parts_by(new_blocks, lambda block: of(block, new_line))
+    def table(key: str, title: str, of: Callable[[Block, analysis.Line], tuple[str, ...]], *named: Column) -> Table:
+        then = analysis.parts_by(old_blocks, lambda block: of(block, old_line))
+        now = analysis.parts_by(new_blocks, lambda block: of(block, new_line))
         columns = (
             *named,
             *_CHANGES,
@@ -157,7 +146,7 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
             size, count = then.get(name, (0, 0))
             new_size, new_count = now.get(name, (0, 0))
             if (size, count) != (new_size, new_count):
-                stack = [shown_stack(stacks[name])] if stacks else []
+                stack = [analysis.shown_stack(stacks[name])] if stacks else []
                 rows.append((*name, new_size - size, size, new_size, count, new_count, *stack))
         rows.sort(key=lambda row: -abs(int(row[len(named)] or 0)))
         return Table(key, title, columns, largest(rows, columns, most, summed=_SUMMED))
@@ -165,7 +154,7 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
     tables = (
         table("by_category", "Change by category", lambda block, _: (block.category,), category),
         *(
-            [table("by_module", "Change by module", lambda block, _: (module_of(block) or "(none)",), module)]
+            [table("by_module", "Change by module", lambda block, _: (analysis.module_of(block) or "(none)",), module)]
             if has_modules
             else []
         ),
@@ -174,7 +163,7 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
             "Change by line, module and category",
             lambda block, at: (
                 at(block.stack) or "(not recorded)",
-                module_of(block) if has_modules else "",
+                analysis.module_of(block) if has_modules else "",
                 block.category,
             ),
             line,

@@ -93,7 +93,11 @@ class Rows:
                     raise TypeError("a category, module, phase or mark is to be text")
             label = self._labels.get(labels)
             if label is None:
-                label = self._label_of(labels)
+                texts = tuple("" if text is None else text for text in labels)
+                label = self._labels.setdefault(texts, len(self.label_table))
+                if label == len(self.label_table):
+                    self.label_table.append(texts)
+                self._labels[labels] = label
             number = _ACTION_NUMBERS.get(text_of(action), OTHER)
             self.addresses.append(numbers[0])
             self.sizes.append(numbers[1])
@@ -107,15 +111,6 @@ class Rows:
                 f"event {len(self):,} of the snapshot has a value that no event has: {error}",
                 "record it again with torch.cuda.memory._record_memory_history and _dump_snapshot",
             ) from error
-
-    def _label_of(self, labels: tuple[Any, ...]) -> int:
-        texts = tuple("" if text is None else text for text in labels)
-        number = self._labels.get(texts)
-        if number is None:
-            number = self._labels[texts] = len(self.label_table)
-            self.label_table.append(texts)
-        self._labels[labels] = number
-        return number
 
     def stack_of(self, frames: Any) -> StackNumber:
         """Return the number of a call stack, given the list that PyTorch writes or the ``StackNumber`` in its place.
@@ -185,11 +180,6 @@ _ONE_NUMBER = re.compile(_SMALL, re.DOTALL)
 _IS_PUT = re.compile(_PUT, re.DOTALL)
 
 
-def _got(number: int) -> bytes:
-    """Return the opcode by which a pickle takes an object from the memo."""
-    return bytes((0x68, number)) if number < 256 else b"j" + number.to_bytes(4, "little")
-
-
 @dataclass(frozen=True)
 class _Layout:
     """The form of events that have certain keys in a certain order."""
@@ -249,7 +239,11 @@ class Events(Content):
         wanted = {*map(id, keys)}
         numbers = {id(text): number for number, text in enumerate(memo) if id(text) in wanted}
         if len(numbers) == len(keys):
-            parts = [re.escape(_got(numbers[id(key)])) + (_FRAMES if key == "frames" else _VALUE) for key in keys]
+            parts = []
+            for key in keys:
+                number = numbers[id(key)]  # the opcode by which a pickle takes the key from the memo
+                got = bytes((0x68, number)) if number < 256 else b"j" + number.to_bytes(4, "little")
+                parts.append(re.escape(got) + (_FRAMES if key == "frames" else _VALUE))
             layout = _Layout(
                 re.compile(rb"\}(" + _PUT + rb")\(" + b"".join(parts) + b"u", re.DOTALL),
                 itemgetter(*(keys.index(key) for key in NUMBERS)),

@@ -18,20 +18,7 @@ from typing import NamedTuple
 
 from perflab.base.grouping import groups_of
 from perflab.page.charts import ticks
-from perflab.snapshots.analysis import (
-    Line,
-    alike,
-    alike_keys,
-    alive_at,
-    categories_of,
-    elapsed_ns,
-    levels,
-    lines_in,
-    module_of,
-    other_calls,
-    peak_moment,
-    shared_module,
-)
+from perflab.snapshots import analysis
 from perflab.snapshots.difference import lines_of_both
 from perflab.snapshots.model import Block, Snapshot
 from perflab.tables.escaping import one_line
@@ -65,26 +52,31 @@ class Point(NamedTuple):
 
 def by_category(snapshot: Snapshot) -> Stacking:
     """Return a stacking with one band for each category."""
-    names = tuple(categories_of(snapshot))
+    names = tuple(analysis.categories_of(snapshot))
     number = {name: position for position, name in enumerate(names)}
     return Stacking("category", names, array("i", (number[block.category] for block in snapshot.blocks)))
 
 
 def by_largest(snapshot: Snapshot) -> Stacking:
     """Return a stacking by the largest groups of blocks of one size and stack at the peak, with a band for the rest."""
-    found, key = alike(alive_at(snapshot, peak_moment(levels(snapshot))))[:MOST_LARGEST], alike_keys()
-    line = lines_in(snapshot)
-    number = {key(one.blocks[0]): position for position, one in enumerate(found)}
+    found, key = (
+        analysis.alike(analysis.alive_at(snapshot, analysis.peak_moment(analysis.levels(snapshot))))[:MOST_LARGEST],
+        analysis.alike_keys(),
+    )
+    line = analysis.lines_in(snapshot)
+    number = {key(one[0]): position for position, one in enumerate(found)}
     bands = array("i", (number.get(key(block), len(found)) for block in snapshot.blocks))
     rest = (REST,) if len(found) in bands or not found else ()
     named, differences = [], []
     for one in found:
-        first = one.blocks[0]
-        named.append(_band(one.size_bytes, first.category, first.tensor, shared_module(one.blocks), line(first.stack)))
-        calls = (f" < {call}" for call in other_calls(first.stack))
-        differences.append([f", {one.size_bytes:,} B each", *calls])
+        first = one[0]
+        named.append(
+            _band(first.size_bytes, first.category, first.tensor, analysis.shared_module(one), line(first.stack))
+        )
+        calls = (f" < {call}" for call in analysis.other_calls(first.stack))
+        differences.append([f", {first.size_bytes:,} B each", *calls])
     names = told_apart(named, differences)
-    counted = (f"{len(one.blocks):,} × {name}" for one, name in zip(found, names, strict=True))
+    counted = (f"{len(one):,} × {name}" for one, name in zip(found, names, strict=True))
     return Stacking("largest", (*counted, *rest), bands)
 
 
@@ -115,14 +107,14 @@ def by_largest_of_both(before: Snapshot, after: Snapshot) -> tuple[Stacking, Sta
     Blocks are alike if they have one size and one row in a comparison, because stacks of two commits are never equal.
     """
     both = before, after
-    at_peak = [alive_at(one, peak_moment(levels(one))) for one in both]
+    at_peak = [analysis.alive_at(one, analysis.peak_moment(analysis.levels(one))) for one in both]
     has_modules, has_tensors = (
         all(any(map(has, ones)) for ones in at_peak) for has in map(attrgetter, ("module", "tensor"))
     )
 
-    def keyed(line: Line) -> Callable[[Block], _Shared]:
+    def keyed(line: analysis.Line) -> Callable[[Block], _Shared]:
         def key(block: Block) -> _Shared:
-            tensor, module = block.tensor if has_tensors else "", module_of(block) if has_modules else ""
+            tensor, module = block.tensor if has_tensors else "", analysis.module_of(block) if has_modules else ""
             return block.size_bytes, block.category, tensor, module, line(block.stack)
 
         return key
@@ -220,8 +212,8 @@ def picture(snapshot: Snapshot, stacking: Stacking, highest_bytes: int) -> str:
         highest_bytes: the value up to which the axis reaches, if higher than the peak: the peak of a picture beside
             this one.
     """
-    level = levels(snapshot)
-    peak = peak_moment(level)
+    level = analysis.levels(snapshot)
+    peak = analysis.peak_moment(level)
     points = thinned(snapshot, POINTS, stacking)
     axes = Axes(snapshot.moments, max(level[peak], highest_bytes, 1))
     text = f"Live bytes over {snapshot.moments:,} allocations and frees; peak {format_bytes(level[peak])}"
@@ -290,7 +282,7 @@ class Axes:
             x = self.x(moment + 0.5)
             yield f'<line class="grid" x1="{x}" x2="{x}" y1="{bottom}" y2="{bottom + 5}"/>'
             yield f'<text class="moment" x="{x}" y="{bottom + 18}">{moment:,}</text>'
-            elapsed = elapsed_ns(snapshot, moment)
+            elapsed = analysis.elapsed_ns(snapshot, moment)
             if elapsed is not None:
                 yield f'<text class="moment" x="{x}" y="{bottom + 34}">{format_ns(elapsed)}</text>'
         below = "time since the first of them" if len(snapshot.times_ns) else "the file has no times"

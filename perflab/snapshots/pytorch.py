@@ -63,16 +63,27 @@ class Device:
         for row in self.span:
             action = actions[row]
             if action == _ALLOC:
-                self._alloc(row)
+                moment, address = self._moment(row, is_free=False), rows.addresses[row]
+                if (
+                    address in self.open
+                ):  # the old block's free was not recorded (``skip_actions``): the block ends here
+                    number, earlier, since = self.open.pop(address)
+                    self.blocks[number] = self._block(earlier, since, moment, ())
+                self.let_go.discard(address)
+                self.open[address] = len(self.blocks), row, moment
+                self.blocks.append(None)
             elif action == frees:
                 self._free(row, requested_by.pop(rows.addresses[row], row))
             elif action == _REQUESTED:
                 requested_by[rows.addresses[row]] = row
             elif action in (_TAKEN, _MAPPED):
-                self._count(0, rows.sizes[row], retry=given_back_before)
+                self.cache[0] += 1
+                self.cache[1] += rows.sizes[row]
+                self.cache[4] += given_back_before
                 self.segment_changes.append((len(self.times_us), rows.sizes[row]))
             elif action in (_GIVEN, _UNMAPPED):
-                self._count(2, rows.sizes[row])
+                self.cache[2] += 1
+                self.cache[3] += rows.sizes[row]
                 self.segment_changes.append((len(self.times_us), -rows.sizes[row]))
             elif action == _OOM:
                 self.cache[4] += given_back_before
@@ -85,25 +96,11 @@ class Device:
         for segment in self.raw_segments:
             self._at_the_end(segment)
 
-    def _count(self, which: int, size: int, retry: bool = False) -> None:
-        self.cache[which] += 1
-        self.cache[which + 1] += size
-        self.cache[4] += retry
-
     def _moment(self, row: int, *, is_free: bool) -> int:
         self.times_us.append(self.rows.times_us[row])
         self.stacks.append(~self.rows.stacks[row] if is_free else self.rows.stacks[row])
         self.marks.append(self.rows.label_table[self.rows.labels[row]][3])
         return len(self.times_us)
-
-    def _alloc(self, row: int) -> None:
-        moment, address = self._moment(row, is_free=False), self.rows.addresses[row]
-        if address in self.open:  # the old block's free was not recorded (``skip_actions``): the block ends here
-            number, earlier, since = self.open.pop(address)
-            self.blocks[number] = self._block(earlier, since, moment, ())
-        self.let_go.discard(address)
-        self.open[address] = len(self.blocks), row, moment
-        self.blocks.append(None)
 
     def _free(self, row: int, requested: int) -> None:
         moment, address = self._moment(row, is_free=True), self.rows.addresses[row]
@@ -149,20 +146,18 @@ class Device:
             size = number_of(block, "size")
             if block.get("state") in _IN_USE:
                 self.left_addresses.add(address)
-                if address not in self.open:
-                    self._was_before(block, address, number_of(block, "requested_size", size), stream)
+                if address not in self.open and self.is_cut:
+                    self.left_out_bytes += rounded(number_of(block, "requested_size", size))
+                elif address not in self.open:
+                    asked, stack = number_of(block, "requested_size", size), self._stack(block)
+                    said = (text_of(block.get(key)) for key in ("category", "module", "phase", "tensor"))
+                    category, module, phase, tensor = said
+                    found = rounded(asked), asked, address, stream, stack, category, module, phase
+                    self.before.append(Block(*found, 0, None, (), tensor))
                 elif (known := self.blocks[number := self.open[address][0]]) is not None and not known.stack:
                     # ``context="state"`` records no stacks of events, but those of blocks that are alive at the end
                     self.blocks[number] = known._replace(stack=self._stack(block))
             address += size
-
-    def _was_before(self, found: dict[str, Any], address: int, asked: int, stream: int) -> None:
-        if self.is_cut:
-            self.left_out_bytes += rounded(asked)
-            return
-        category, module, phase, tensor = (text_of(found.get(key)) for key in ("category", "module", "phase", "tensor"))
-        size, stack = rounded(asked), self._stack(found)
-        self.before.append(Block(size, asked, address, stream, stack, category, module, phase, 0, None, (), tensor))
 
     def _stack(self, found: dict[str, Any]) -> Stack:
         try:
@@ -194,15 +189,6 @@ class Device:
                 "count to the end, and the peak may be too high"
             )
 
-    def _threads(self, *, are_frees_known: bool) -> Iterator[Thread | None]:
-        """Yield the file and function with which each moment's thread begins; None if unknown."""
-        roots = [root_of(stack) for stack in self.rows.stack_table]
-        for stack in self.stacks:
-            if stack >= 0:
-                yield roots[stack]
-            else:
-                yield roots[~stack] if are_frees_known else None
-
     def snapshot(self, device: int, annotations: object, is_predicted: bool, notes: list[str]) -> Snapshot:
         """Return the device's recording as a snapshot, after ``read``."""
         blocks = [*self.before, *(block for block in self.blocks if block is not None)]
@@ -212,7 +198,11 @@ class Device:
         if bare is not None:
             blocks = bare
             missing.append('who let blocks go was not recorded (context="alloc"), so that less is known of them')
-        stages, is_guessed = of_threads(self.marks, list(self._threads(are_frees_known=bare is None)))
+        # The file and function with which each moment's thread begins; None if unknown.
+        roots: list[Thread | None] = [root_of(stack) for stack in self.rows.stack_table]
+        frees = roots if bare is None else [None] * len(roots)
+        threads = [roots[stack] if stack >= 0 else frees[~stack] for stack in self.stacks]
+        stages, is_guessed = of_threads(self.marks, threads)
         if is_guessed:
             missing.append(
                 "no stacks were recorded with the marks: what bears none between two runs of one mark may be of "

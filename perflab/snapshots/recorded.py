@@ -202,8 +202,7 @@ def read_json(file: BinaryIO, path: Path, progress: Progress) -> Snapshot:
         found = _snapshot(content, content["events"] if lines is None else lines)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, RecursionError) as error:
         raise SnapshotError(
-            f"{path} is no recording of memory_snapshot: {error}",
-            "record it again, or give another file",
+            f"{path} is no recording of memory_snapshot: {error}", "record it again, or give another file"
         ) from error
     cut_at = cut_at if lines is None else lines.cut_at
     if not cut_at:
@@ -277,7 +276,9 @@ def _snapshot(content: dict[str, Any], listed: Iterable[Any]) -> Snapshot:
         else:
             reading.take(block, -size, place, moment)
     stages = of_marks(phases)
-    blocks = list(deduced(reading.all_blocks(), stages))
+    held = [block for block in reading.blocks if not block.allocated_at]  # those from before the recording come first
+    later = [block for block in reading.blocks if block.allocated_at]
+    blocks = list(deduced([*held, *reading.before, *later], stages))
     return Snapshot(
         source="perflab",
         device="cpu",
@@ -328,11 +329,6 @@ class _Reading:
             )
         else:
             self.before.append(_block(size, block, _NOWHERE, 0, moment)._replace(freed_by=place.stack))
-
-    def all_blocks(self) -> list[Block]:
-        """Return all blocks, those from before the recording first."""
-        held = [block for block in self.blocks if not block.allocated_at]
-        return [*held, *self.before, *(block for block in self.blocks if block.allocated_at)]
 
 
 def _block(size: int, block: int | None, place: _Place, since: int, until: int | None) -> Block:

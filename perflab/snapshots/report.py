@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,7 +111,10 @@ def as_text(report: Report) -> str:
     lines = [report.title, *(f"  {one.title:<{width}}  {shown(one.value, one.kind)}" for one in report.facts)]
     for table in report.tables:
         cells = [
-            [_short(shown(value, column.kind), column) for value, column in zip(row, table.columns, strict=True)]
+            [  # the end of a path, its file and line, distinguishes it from other paths
+                (cut_begin if column.key == "line" else cut)(one_line(shown(value, column.kind)), _WIDEST)
+                for value, column in zip(row, table.columns, strict=True)
+            ]
             for row in table.rows
         ]
         numbers = [at for at, column in enumerate(table.columns) if column.kind != "text"]
@@ -120,11 +123,6 @@ def as_text(report: Report) -> str:
         lines += [f"  {table.note}"] if table.note else []
     lines += ["", *(f"note: {note}" for note in report.notes)] if report.notes else []
     return "\n".join(map(one_line, lines)) + "\n"
-
-
-def _short(text: str, column: Column) -> str:
-    # The end of a path, its file and line, distinguishes it from other paths.
-    return (cut_begin if column.key == "line" else cut)(one_line(text), _WIDEST)
 
 
 def first_changes(report: Report) -> list[str]:
@@ -141,31 +139,19 @@ def first_changes(report: Report) -> list[str]:
 
 def as_markdown(report: Report) -> str:
     """Format a report as Markdown for GitHub."""
-    return "\n".join(_markdown(report)) + "\n"
-
-
-def _markdown(report: Report) -> Iterator[str]:
-    yield f"## {escape(report.title)}"
-    yield ""
-    yield "| | |"
-    yield "|---|---|"
-    for fact in report.facts:
-        yield f"| {escape(fact.title)} | {escape(shown(fact.value, fact.kind))} |"
+    lines = [f"## {escape(report.title)}", "", "| | |", "|---|---|"]
+    lines += [f"| {escape(fact.title)} | {escape(shown(fact.value, fact.kind))} |" for fact in report.facts]
     for table in report.tables:
-        yield ""
-        yield f"### {escape(table.title)}"
-        yield ""
-        yield "| " + " | ".join(escape(column.title) for column in table.columns) + " |"
-        yield "|" + "|".join("---" if column.kind == "text" else "--:" for column in table.columns) + "|"
+        lines += ["", f"### {escape(table.title)}", ""]
+        lines.append("| " + " | ".join(escape(column.title) for column in table.columns) + " |")
+        lines.append("|" + "|".join("---" if column.kind == "text" else "--:" for column in table.columns) + "|")
         for row in table.rows:
             cells = (escape(shown(value, column.kind)) for value, column in zip(row, table.columns, strict=True))
-            yield "| " + " | ".join(cells) + " |"
-        if table.note:
-            yield ""
-            yield escape(table.note)
+            lines.append("| " + " | ".join(cells) + " |")
+        lines += ["", escape(table.note)] if table.note else []
     for note in report.notes:
-        yield ""
-        yield f"> {escape(note)}"
+        lines += ["", f"> {escape(note)}"]
+    return "\n".join(lines) + "\n"
 
 
 def as_json(report: Report) -> str:

@@ -4,24 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from perflab.snapshots.analysis import (
-    Alike,
-    Line,
-    alike,
-    alive_at,
-    categories_of,
-    elapsed_ns,
-    layerless,
-    levels,
-    lines_in,
-    module_of,
-    outliving,
-    parts_by,
-    peak_moment,
-    reserved_at,
-    shared_module,
-    shown_stack,
-)
+from perflab.snapshots import analysis
 from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.report import Column, Fact, Report, Table, Value, largest, sum_of
 from perflab.units import format_count
@@ -51,9 +34,9 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
         name: the name of the file.
         most: rows of a table before smaller rows are summed up.
     """
-    level = levels(snapshot)
-    peak = peak_moment(level)
-    blocks, line = alive_at(snapshot, peak), lines_in(snapshot)
+    level = analysis.levels(snapshot)
+    peak = analysis.peak_moment(level)
+    blocks, line = analysis.alive_at(snapshot, peak), analysis.lines_in(snapshot)
     times = snapshot.times_ns
     workspace = sum(block.size_bytes for block in blocks if block.category == "workspace")
     facts = [
@@ -64,14 +47,16 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
         Fact("peak_bytes", "peak", level[peak], "exact"),
         *([Fact("of_workspace_bytes", "of that cuBLAS's workspace", workspace, "exact")] if workspace else []),
         Fact("peak_moment", "peak at moment", peak, "count"),
-        Fact("peak_time_ns", "peak after", elapsed_ns(snapshot, peak), "ns"),
+        Fact("peak_time_ns", "peak after", analysis.elapsed_ns(snapshot, peak), "ns"),
         Fact("peak_stage", "peak in stage", stage_at(snapshot, peak)),
         Fact("begin_bytes", "alive at the beginning", level[0], "exact"),
         Fact("end_bytes", "alive at the end", level[-1], "exact"),
     ]
     tables = [
         _parts("category", "Alive at the peak, by category", blocks, lambda block: block.category, most),
-        _parts("module", "Alive at the peak, by module", blocks, lambda block: module_of(block) or "(none)", most),
+        _parts(
+            "module", "Alive at the peak, by module", blocks, lambda block: analysis.module_of(block) or "(none)", most
+        ),
         _parts("line", "Alive at the peak, by line", blocks, lambda block: line(block.stack) or "(not recorded)", most),
         _largest(blocks, line, most),
         *_reserved(snapshot, peak, level[peak]),
@@ -90,7 +75,7 @@ def stage_at(snapshot: Snapshot, moment: int) -> str:
 
 
 def _parts(key: str, title: str, blocks: Sequence[Block], of: Callable[[Block], str], most: int) -> Table:
-    parts = parts_by(blocks, of)
+    parts = analysis.parts_by(blocks, of)
     total = sum(part.size_bytes for part in parts.values())
     columns = (Column(key, key), _SIZE, _SHARE, _BLOCKS)
     rows = [
@@ -99,23 +84,23 @@ def _parts(key: str, title: str, blocks: Sequence[Block], of: Callable[[Block], 
     return Table(f"by_{key}", title, columns, largest(rows, columns, most, summed=_SUMMED))
 
 
-def _row(one: Alike, line: Line) -> tuple[Value, ...]:
+def _row(blocks: Sequence[Block], line: analysis.Line) -> tuple[Value, ...]:
     """Return the row of a group of alike blocks, for the columns of ``_ALIKE``."""
-    first = one.blocks[0]
+    first = blocks[0]
     return (
-        len(one.blocks),
-        one.size_bytes,
-        one.total_bytes,
+        len(blocks),
+        first.size_bytes,
+        first.size_bytes * len(blocks),
         first.category,
-        shared_module(one.blocks),
+        analysis.shared_module(blocks),
         line(first.stack),
         first.tensor,
-        shown_stack(layerless(first.stack) if first.module else first.stack),
+        analysis.shown_stack(analysis.layerless(first.stack) if first.module else first.stack),
     )
 
 
-def _largest(blocks: Sequence[Block], line: Line, most: int) -> Table:
-    rows = largest((_row(one, line) for one in alike(blocks)), _ALIKE, most, summed=("bytes", "blocks"))
+def _largest(blocks: Sequence[Block], line: analysis.Line, most: int) -> Table:
+    rows = largest((_row(one, line) for one in analysis.alike(blocks)), _ALIKE, most, summed=("bytes", "blocks"))
     return Table("largest", "Alive at the peak: blocks of one size and stack", _ALIKE, rows)
 
 
@@ -133,7 +118,7 @@ def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:
             stage.name,
             stage.start,
             stage.end,
-            elapsed_ns(snapshot, stage.start),
+            analysis.elapsed_ns(snapshot, stage.start),
             max(level[stage.start : stage.end + 1]),
             level[stage.end],
         )
@@ -149,10 +134,10 @@ MOST_STAGES = 24
 """The most stages that are listed."""
 
 
-def _staying(snapshot: Snapshot, line: Line, most: int) -> Iterator[Table]:
+def _staying(snapshot: Snapshot, line: analysis.Line, most: int) -> Iterator[Table]:
     columns = (Column("steps", "in steps", "count"), Column("left", "left at the end", "count"), *_ALIKE)
-    found = outliving(snapshot)
-    rows = [(one.steps, one.left, *_row(one.alike, line)) for one in found[:most]]
+    found = analysis.outliving(snapshot)
+    rows = [(steps, left, *_row(blocks, line)) for blocks, steps, left in found[:most]]
     if rows:
         note = (
             f"of {len(snapshot.steps)} steps; what stays in every one of them, and of which about as many are left at "
@@ -165,7 +150,7 @@ def _staying(snapshot: Snapshot, line: Line, most: int) -> Iterator[Table]:
 
 def _reserved(snapshot: Snapshot, peak: int, alive_bytes: int) -> Iterator[Table]:
     """Yield a table of the reserved bytes at the peak: live bytes, and free space within segments (rests and cache)."""
-    reserved_bytes = reserved_at(snapshot, peak)
+    reserved_bytes = analysis.reserved_at(snapshot, peak)
     if reserved_bytes is None or reserved_bytes < alive_bytes:  # events of segments were left out of the recording
         return
     rows: tuple[tuple[Value, ...], ...] = (
@@ -221,14 +206,14 @@ def _cache(snapshot: Snapshot) -> Iterator[Table]:
 def _out_of_memory(snapshot: Snapshot) -> Iterator[Table]:
     """Yield a table for each of the first three failed allocations: the bytes asked for, and the blocks alive then."""
     for number, one in enumerate(snapshot.out_of_memory[:3], start=1):
-        parts = parts_by(alive_at(snapshot, one.moment), lambda block: block.category)
+        parts = analysis.parts_by(analysis.alive_at(snapshot, one.moment), lambda block: block.category)
         columns = (Column("what", "what"), _SIZE)
         rows: list[tuple[Value, ...]] = [
             ("asked for", one.asked_bytes),
             ("free on the device", one.free_bytes),
             *((f"alive: {category}", part.size_bytes) for category, part in parts.items()),
         ]
-        where = shown_stack(one.stack) or "no stack was recorded"
+        where = analysis.shown_stack(one.stack) or "no stack was recorded"
         title = f"Out of memory at moment {one.moment:,}"
         yield Table(f"out_of_memory_{number}", title, columns, tuple(rows), f"asked by {where}")
 
@@ -247,7 +232,7 @@ def _notes(snapshot: Snapshot, workspace_bytes: int) -> Iterator[str]:
             "Parameters, gradients, optimizer state, buffers and inputs were known by pointer between phases; other "
             "categories follow from the stacks that gave and took each block, and what no stack tells is unknown."
         )
-    elif snapshot.is_deduced and categories_of(snapshot):
+    elif snapshot.is_deduced and analysis.categories_of(snapshot):
         yield (
             "The file has no categories: they follow from the stacks that gave and took each block; what no stack "
             "tells is unknown."

@@ -152,28 +152,21 @@ def not_run(document: Document, *, listed: bool = False) -> list[tuple[str, str 
     groups: dict[tuple[str, ...], list[Result]] = {}
     for result in document.results:
         if result.judgement.verdict is Verdict.SKIPPED:
-            groups.setdefault(_reason(result), []).append(result)
-    found = [_line(document, results, named=not listed) for results in groups.values()]
+            # The cases of one line have in common the limits that were too low, or another reason's words.
+            short_of = result.judgement.short_of
+            limits = tuple(f"{one.of} {one.given if one.of != _MEMORY else ''}" for one in short_of)
+            groups.setdefault(limits or tuple(result.judgement.reasons), []).append(result)
+    found: list[tuple[str, str | None]] = []
+    for results in groups.values():
+        first, many = results[0].judgement, len(results)
+        names = f" ({format_names(names_of(results))})" if not listed and many <= _NAMED else ""
+        lacks = [max(_all_of(results, one.of), key=lambda one: one.needed) for one in first.short_of]
+        if lacks:
+            command = _command(document, results, lacks)
+            found.append((f"{many} not run: {' and '.join(map(_said, lacks))}{names}", command))
+        else:
+            found.append((f"{many} skipped: {'; '.join(first.reasons)}{names}", None))
     return [(said, command) for said, command in found if command is not None or not listed]
-
-
-def _reason(result: Result) -> tuple[str, ...]:
-    """Return the key that cases of one line have in common: the limits that were too low, or another reason's words."""
-    short_of = result.judgement.short_of
-    if short_of:
-        return tuple(f"{one.of} {one.given if one.of != _MEMORY else ''}" for one in short_of)
-    return tuple(result.judgement.reasons)
-
-
-def _line(document: Document, results: Sequence[Result], *, named: bool) -> tuple[str, str | None]:
-    many = len(results)
-    names = f" ({format_names(names_of(results))})" if named and many <= _NAMED else ""
-    limits = [one.of for one in results[0].judgement.short_of]
-    if not limits:
-        return f"{many} skipped: {'; '.join(results[0].judgement.reasons)}{names}", None
-    short_of = [max(_all_of(results, limit), key=lambda one: one.needed) for limit in limits]
-    said = " and ".join(_said(one) for one in short_of)
-    return f"{many} not run: {said}{names}", _command(document, results, short_of)
 
 
 def _said(short_of: Shortage) -> str:

@@ -27,10 +27,9 @@ from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, random_t
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measurement.measurement import stopwatch_for, try_profile
 from perflab.profiles.difference import explain
-from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.recording import recorded_calls, recording, run_marked
 from perflab.profiles.take import ProfilePlan, take_profile
-from perflab.profiles.text import by_category
+from perflab.profiles.text import by_category, explanation_texts
 from perflab.results.profile import Profile
 from tests.perf.setup import Setup
 from tests.studies import profile_sums

@@ -14,10 +14,10 @@ import torch
 
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks.set_up import SetUpWorkload
-from perflab.profiles.explanation_text import peak_texts
 from perflab.profiles.keepers import take_keepers
 from perflab.profiles.peak import explain_peak
 from perflab.profiles.take_peak import take_peak
+from perflab.profiles.text import peak_texts
 from perflab.results.peak import Keeper, Peak, PeakPart
 
 CPU = torch.device("cpu")

@@ -17,9 +17,9 @@ from perflab.internals.of_torch.machine import BlockEvent
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.memory.peak import measure_memory
 from perflab.profiles.events import NODE, RANGE_SCOPE, Event, Phase, nested, placed
-from perflab.profiles.explanation_text import peak_texts
 from perflab.profiles.peak import Askers, explain_peak, made_by_call, summed
 from perflab.profiles.take_peak import take_peak
+from perflab.profiles.text import peak_texts
 from perflab.results.peak import Peak, PeakPart
 
 CPU = torch.device("cpu")

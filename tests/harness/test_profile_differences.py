@@ -13,8 +13,8 @@ from syrupy.assertion import SnapshotAssertion
 from perflab.base.data import changed
 from perflab.profiles.difference import explain
 from perflab.profiles.events import name_and_scope
-from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.facts import Calls, Place, Shifts, same_calls, unmatched
+from perflab.profiles.text import explanation_texts
 from perflab.results.profile import CudaCall, Explanation, Part, Profile, ProfileRow
 from perflab.results.records import Change, Judgement, Verdict
 from perflab.turns import evidence

@@ -43,12 +43,10 @@ from perflab.profiles.events import (
     placed,
     within,
 )
-from perflab.profiles.explanation_text import explanation_texts
-from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.reading import Reading, known_of, summed_up
 from perflab.profiles.recording import Recorded, device_span_ns
-from perflab.profiles.take import LEAST_CALLS, _turns
-from perflab.profiles.text import by_category, lines, notes_of
+from perflab.profiles.take import LEAST_CALLS, _turns, chrome_trace, folded_stacks
+from perflab.profiles.text import by_category, explanation_texts, lines, notes_of
 from perflab.results.profile import Profile, ProfileRow
 
 

@@ -7,8 +7,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.data import changed
 from perflab.profiles.difference import explain
-from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.python_lines import lines_watched
+from perflab.profiles.text import explanation_texts
 from perflab.results.profile import CALLED_FIRST, Profile, ProfileRow
 from tests.harness.test_profiles import profile
 from tests.harness.traced import line_with

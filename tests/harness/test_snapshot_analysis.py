@@ -116,7 +116,7 @@ def test_blocks_of_one_size_and_stack_are_counted_together(tmp_path: Path) -> No
         made.alloc(number * 64 * MIB, 40 * MIB, MODEL, TRAIN)
     made.alloc(5000 * MIB, 40 * MIB, TRAIN)
     found = read(written(tmp_path / "snapshot.pickle", content(made)))
-    assert [(len(one.blocks), one.size_bytes) for one in alike(found.blocks)] == [(64, 40 * MIB), (1, 40 * MIB)]
+    assert [(len(one), one[0].size_bytes) for one in alike(found.blocks)] == [(64, 40 * MIB), (1, 40 * MIB)]
     rows = table(summarize(found, "snapshot"), "largest").rows
     assert rows[0][:3] == (64, 40 * MIB, 64 * 40 * MIB)
     assert rows[0][-3:] == ("model.py:190", "", "model.py:190 forward < train.py:12 main")
@@ -143,7 +143,7 @@ def test_what_outlives_its_step_is_named_with_the_steps_that_leave_it(tmp_path: 
         event["time_us"] = time
     made.events = events
     found = read(written(tmp_path / "snapshot.pickle", content(made)))
-    assert [(one.steps, one.left, len(one.alike.blocks), one.alike.size_bytes) for one in outliving(found)] == [
+    assert [(steps, left, len(ones), ones[0].size_bytes) for ones, steps, left in outliving(found)] == [
         (3, 3, 3, 3 * MIB),
         (1, 1, 1, 2 * MIB),  # the optimizer's state
     ]
@@ -159,7 +159,7 @@ def test_what_the_next_step_lets_go_does_not_grow(tmp_path: Path) -> None:
         made.mark = "optimizer"
         made.alloc(500 * MIB, 512, TRAIN).free(500 * MIB, 512, TRAIN)
     found = read(written(tmp_path / "a.pickle", content(made)))
-    assert [(one.steps, one.left) for one in outliving(found)] == [(3, 0), (1, 1)]
+    assert [(steps, left) for _, steps, left in outliving(found)] == [(3, 0), (1, 1)]
     rows = table(summarize(found, "a"), "outliving")
     assert [row[:2] for row in rows.rows] == [(3, 0), (1, 1)]
     assert [column.title for column in rows.columns[:2]] == ["in steps", "left at the end"]
@@ -319,5 +319,5 @@ def test_layers_of_a_prediction_are_counted_together_with_the_shape_of_what_was_
     parameters = next(row for row in rows if row[3] == "parameters")
     assert parameters[:3] == (8, 64 * 64 * 4, 8 * 64 * 64 * 4)
     assert parameters[4:] == ("*", "", "", "parameters in *")
-    saved = next(one for one in alike(found.blocks) if one.blocks[0].category == "activations")
-    assert (len(saved.blocks), saved.blocks[0].tensor) == (8, "(16, 64) float32")
+    saved = next(one for one in alike(found.blocks) if one[0].category == "activations")
+    assert (len(saved), saved[0].tensor) == (8, "(16, 64) float32")

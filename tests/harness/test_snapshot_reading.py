@@ -262,7 +262,7 @@ def test_blocks_of_one_stack_are_alike_whatever_operator_made_them(tmp_path: Pat
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"schema": 3, "places": places, "looks": [], "events": events}))
     found = read(path)
-    assert [(len(one.blocks), one.size_bytes) for one in alike(alive_at(found, 4))] == [(4, 4096)]
+    assert [(len(one), one[0].size_bytes) for one in alike(alive_at(found, 4))] == [(4, 4096)]
 
 
 def test_a_recording_whose_blocks_nobody_can_tell_apart_reads(tmp_path: Path) -> None:

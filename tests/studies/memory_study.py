@@ -196,14 +196,12 @@ def _made_table(snapshot: Snapshot) -> Iterator[str]:
     made = alike(one for one in alive_at(snapshot, peak_moment(levels(snapshot))) if one.allocated_at)
     yield from _head(["blocks", "each", "size", "category", "module", "line", "tensor"], numbers=(0, 1, 2))
     for one in made[:LISTED]:
-        first = one.blocks[0]
-        sizes = (f"{len(one.blocks):,}", format_bytes(one.size_bytes), format_bytes(one.total_bytes))
+        first = one[0]
+        sizes = (f"{len(one):,}", format_bytes(first.size_bytes), format_bytes(first.size_bytes * len(one)))
         yield _row([*sizes, *map(escape, (first.category, module_of(first), line(first.stack), first.tensor))])
     rest = made[LISTED:]
-    total = sum(one.total_bytes for one in rest)
-    yield _row(
-        [f"{sum(len(one.blocks) for one in rest):,}", "", format_bytes(total), f"{len(rest)} smaller rows", "", "", ""]
-    )
+    total = sum(block.size_bytes for one in rest for block in one)
+    yield _row([f"{sum(map(len, rest)):,}", "", format_bytes(total), f"{len(rest)} smaller rows", "", "", ""])
 
 
 def _precision(found: Snapshots) -> Iterator[str]:

@@ -192,8 +192,8 @@ MUTATIONS = (
     Mutation(
         "the largest place of a snapshot comes first",
         "snapshots/analysis.py",
-        "return sorted(same, key=lambda one: -one.total_bytes)",
-        "return sorted(same, key=lambda one: one.total_bytes)",
+        "return sorted(same, key=lambda together: -together",
+        "return sorted(same, key=lambda together: together",
         "tests/harness/test_snapshot_analysis.py tests/harness/test_snapshot_reading.py",
     ),
     Mutation(
@@ -219,7 +219,7 @@ MUTATIONS = (
     ),
     Mutation(
         "--fail fails for a longer latency",
-        "report/fail.py",
+        "report/command.py",
         "latency.ratio > 1.0 and LATENCY in",
         "latency.ratio > 9.0 and LATENCY in",
         "tests/harness/test_report.py tests/plugin/test_reporting.py tests/harness/test_contents.py",

@@ -37,10 +37,10 @@ from perflab.measure.memory.peak import measure_memory
 from perflab.measured.baselines import packed, unpacked
 from perflab.measurement.measurement import stopwatch_for
 from perflab.profiles.difference import explain
-from perflab.profiles.explanation_text import explanation_texts, peak_texts
 from perflab.profiles.peak import explain_peak
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.profiles.take_peak import take_peak
+from perflab.profiles.text import explanation_texts, peak_texts
 from perflab.results.peak import Peak
 from perflab.results.profile import DISPATCH, GAPS, VARY, Explanation, Part, Profile
 from tests.correctness.functions import function_at

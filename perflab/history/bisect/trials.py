@@ -124,7 +124,11 @@ class Bench:
                 return results.read_bytes()
             except OSError:
                 pass
-        raise UntestableError(_why(said) or f"pytest ended with {status}")
+        # The most telling line of the output is its first error, or else its last line.
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith(("ERROR", "E  ", "ImportError", "error:"))]
+        why = (errors[:1] or lines[-1:] or [""])[0].removeprefix("E").strip()
+        raise UntestableError(why or f"pytest ended with {status}")
 
     def _path(self, tree: Path) -> list[str]:
         """Return the import path that finds the worktree's own code, also of packages installed from the project."""
@@ -143,10 +147,3 @@ def _run(command: Sequence[str], tree: Path, environment: Mapping[str, str]) -> 
     with interrupted_by_signals(), Child(Start("a trial", command, environment, tree)) as child:
         status = child.wait(_PATIENCE_S)
         return status, child.output().decode("utf-8", "replace")
-
-
-def _why(said: str) -> str:
-    """Return the most telling line of pytest's output: its first error, or else its last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("ERROR", "E  ", "ImportError", "error:"))]
-    return (errors or lines or [""])[-1 if not errors else 0].removeprefix("E").strip()

@@ -9,8 +9,7 @@ from perflab.base.data import changed
 from perflab.measured.report.columns import generation_in, quantiles_of
 from perflab.measured.report.facts import ranks_table
 from perflab.measured.report.judged import judged
-from perflab.profiles.explanation_text import explanation_texts, peak_texts
-from perflab.profiles.text import by_category, by_device, notes_of, on_host, top_rows
+from perflab.profiles.text import by_category, by_device, explanation_texts, notes_of, on_host, peak_texts, top_rows
 from perflab.results.measurement import Measurement, Memory, Record, Replicate, is_compared, per_call_ns
 from perflab.results.profile import Profile
 from perflab.results.records import Judgement

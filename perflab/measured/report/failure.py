@@ -8,7 +8,7 @@ from statistics import median
 
 from perflab.base.user_lines import CALLERS
 from perflab.measured.report.facts import launching_text, listed, reasons_of
-from perflab.profiles.explanation_text import MOST, Row, explanation_rows, peak_rows
+from perflab.profiles.text import MOST, Row, explanation_rows, peak_rows
 from perflab.results.measurement import Paired, Record
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
