@@ -158,7 +158,7 @@ def test_noisy_samples_are_taken_until_the_budget_is_spent(virtual_clock: Virtua
 
 @pytest.mark.parametrize(
     ("cost_ns", "samples", "budget_ns"),
-    [(60 * MS, 5, 10 * S), (2 * S, 3, 60 * S), (60 * MS, 3, 100 * MS), (90 * MS, 3, 100 * MS), (2 * S, 1, 1 * S)],
+    [(60 * MS, 4, 10 * S), (2 * S, 3, 60 * S), (60 * MS, 3, 100 * MS), (2 * S, 1, 1 * S)],
 )
 def test_a_brief_plan_ends_with_three_samples_over_300_ms_however_uncertain_the_median_and_never_later_than_another(
     virtual_clock: VirtualClock, cost_ns: int, samples: int, budget_ns: int
