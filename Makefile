@@ -38,7 +38,7 @@ memory: $(CUDA_INSTALLED)
 
 # Every Triton kernel in every configuration that may be chosen: compiled for every GPU architecture, AMD's against their
 # baselines, and run in the interpreter on poisoned memory. Says how long it took, and writes the digests of what passed;
-# tests check what differs from these, and a twentieth a day. No GPU: minutes the first time.
+# tests check what differs from these, and a fortieth a day. No GPU: minutes the first time.
 kernels: $(INSTALLED)
 	began=$$(date +%s) && $(BIN)/perflab kernels && \
 		PERFLAB_KERNELS=all $(BIN)/pytest -m perf --perf-check=exact --perf-total-budget=1h --perf-arch=gfx942,gfx950 \
@@ -65,11 +65,13 @@ test: $(INSTALLED)
 # and allocations are gated with the threads and instruction set that they were saved with; the run says where they were not.
 # Without instructions for it, bf16 is so slow that it needs more time: what does not fit is predicted, and has no baseline.
 gate: $(INSTALLED)
-	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=15 --perf-check=exact -k "tiny-128-bf16" tests/perf/test_transformer.py
-	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=2 --perf-check=exact -k "not flex and not compiled and not triton and not tiny-128-bf16" tests/perf/test_transformer.py tests/perf/test_attention.py tests/perf/test_attention_memory.py tests/perf/test_fused_kernels.py tests/perf/test_recurrences.py
-	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=1 --perf-check=exact -k "not compiled and not load" tests/perf/test_inference.py
-	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=1 --perf-check=exact -k "world2-bucketed or world2-overlapped or world2-zero3 or sharded or world4-bucketed" tests/perf/test_parallel.py
-	$(BIN)/pytest -m perf --perf-check=exact tests/perf/test_kernels_compiled.py
+	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=15 --perf-total-budget=1h --perf-check=exact -k "$(GATED)" \
+		tests/perf/test_transformer.py tests/perf/test_attention.py tests/perf/test_attention_memory.py tests/perf/test_fused_kernels.py \
+		tests/perf/test_recurrences.py tests/perf/test_inference.py tests/perf/test_parallel.py
+	$(BIN)/pytest -m perf --perf-total-budget=1h --perf-check=exact tests/perf/test_kernels_compiled.py
+GATED_RANKS = world2-bucketed or world2-overlapped or world2-zero3 or sharded or world4-bucketed
+GATED = not compiled and (test_inference and not load or test_parallel and ($(GATED_RANKS)) \
+	or not test_inference and not test_parallel and not flex and not triton)
 
 # All pages of docs/ as a site with a search, the API and a map of the files, in build/site; a link that leads nowhere is an error.
 # .github/workflows/site.yml publishes it.

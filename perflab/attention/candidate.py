@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perflab.attention.grid import HEAD_DIMS, Claims
+from perflab.attention.grid import HEAD_DIMS, LENGTHS, Claims
 from perflab.correctness.operator import DTYPES
 from perflab.lab.attention import IMPLEMENTATIONS, BackendRefusedError, attention, attention_with_logsumexp
 from perflab.lab.attention.registry import FEATURES
@@ -92,11 +92,22 @@ class Candidate:
         return "; ".join((f"attention candidate {self.name}: claims {_listed(self.claims.features)}", *self.findings))
 
 
+SHAPES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "compiled": ((1, 17, 113, 128, 1023), (16, 59, 64, 256)),
+    "interpreted": ((1, 2, 17, 97, 128, 203, 512, 1023), (16, 40, 59, 64, 128, 256)),
+}
+"""Lengths and head dimensions of variants whose cases are dear: each kind of boundary of a tile once.
+
+The products of compiled attention are library calls, so no length is a boundary; each shape compiles for seconds.
+"""
+
+
 def from_registry(name: str, device: torch.device) -> Candidate:
     """Return a variant of the lab's as a candidate, with its claims on that type of device."""
     claimed = IMPLEMENTATIONS[name].on(device.type)
     interpreted = claimed.needs_triton and device.type == "cpu"
     defects = HAVE_DEFECTS.get(name, ()) if device.type == "cpu" else ()
+    lengths, head_dims = SHAPES.get("interpreted" if interpreted else name, (LENGTHS, HEAD_DIMS))
     claims = Claims(
         dtypes=tuple(short for short, dtype in DTYPES.items() if dtype in claimed.dtypes),
         # Without dropout, whose results are drawn: tests/correctness/test_attention_dropout.py tests it.
@@ -108,6 +119,8 @@ def from_registry(name: str, device: torch.device) -> Candidate:
         one_query_16_bit="one_query_16_bit" not in defects,
         on_cpu=device.type == "cpu",
         interpreted=interpreted,
+        lengths=lengths,
+        head_dims=head_dims,
         # On a CPU two variants have every pair: tile by tile in PyTorch, and in Triton's interpreter. The others call
         # PyTorch's kernels, write the definition down, or share most of their kernels with another variant or, where
         # they are for generating, with those that read caches: they have every pair on a GPU alone.

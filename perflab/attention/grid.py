@@ -96,6 +96,7 @@ class Claims:
     """The capabilities of a candidate, which decide its cases.
 
     features      a subset of the registry's FEATURES, and "scale": any scale other than 1 / sqrt(D)
+    lengths       the numbers of queries and of keys that cases have
     is_causal     "bottom-right" if `is_causal` means that alignment, and no other is available
     gradients     whether the candidate can be differentiated; lse_gradients: through its log-sum-exp too
     negative_scale, grouped_16_bit, one_query_16_bit: False leaves out the cases of a known defect of PyTorch's
@@ -108,6 +109,7 @@ class Claims:
     dtypes: tuple[str, ...] = tuple(DTYPES)
     features: frozenset[str] = frozenset((*FEATURES, "scale"))
     head_dims: tuple[int, ...] = HEAD_DIMS
+    lengths: tuple[int, ...] = LENGTHS
     is_causal: str = "top-left"
     gradients: bool = True
     lse_gradients: bool = True
@@ -139,8 +141,8 @@ def factors_for(claims: Claims) -> dict[str, tuple[Level, ...]]:
         ]
     scales = [name for name, scale in SCALES.items() if not name or "scale" in features]
     return {
-        "n_q": LENGTHS,
-        "n_k": LENGTHS,
+        "n_q": claims.lengths,
+        "n_k": claims.lengths,
         "head_dim": claims.head_dims,
         "dtype": claims.dtypes,
         "mask": tuple(masks),
@@ -181,13 +183,13 @@ def cases_for(claims: Claims) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: (case.n_q * case.n_k, str(case))))
 
 
-def _lengths(row: Mapping[str, Any]) -> tuple[int, int] | None:
+def _lengths(row: Mapping[str, Any], lengths: tuple[int, ...]) -> tuple[int, int] | None:
     """Return the least N_q and N_k that a row, or a part of one, can have; None if its relation is impossible."""
     n_q, n_k, relation = row.get("n_q"), row.get("n_k"), row.get("relation")
     pairs = [
         (one, other)
-        for one in (LENGTHS if n_q is None else (n_q,))
-        for other in (LENGTHS if n_k is None else (n_k,))
+        for one in (lengths if n_q is None else (n_q,))
+        for other in (lengths if n_k is None else (n_k,))
         if relation is None or relation == ("shorter" if one < other else "equal" if one == other else "longer")
     ]
     return min(pairs, key=lambda pair: pair[0] * pair[1], default=None)
@@ -195,7 +197,7 @@ def _lengths(row: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def _affordable(row: Mapping[str, Any], claims: Claims) -> bool:
     """Whether a row, or a part of one, is possible, hits no known defect, and is small enough to run."""
-    lengths = _lengths(row)
+    lengths = _lengths(row, claims.lengths)
     if lengths is None:
         return False
     n_q, n_k = lengths

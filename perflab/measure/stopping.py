@@ -50,6 +50,8 @@ class Plan:
     warmup: int | None = None
     least_samples_ns: float | None = None
     """Time in which MIN_SAMPLES may be reached beyond the budget, in nanoseconds; None: OVERRUN budgets."""
+    brief: bool = False
+    """Whether MIN_SAMPLES over MIN_SAMPLING_NS are enough, however uncertain their median: it is shown, not judged."""
 
     @property
     def longest_ns(self) -> float:
@@ -166,6 +168,7 @@ def collect(
     """Take samples until their median is known to 2 % or ``left_ns`` is spent. No sample is thrown away.
 
     At least MIN_SAMPLES are taken even if ``left_ns`` is spent, as long as they take no more than ``plan.longest_ns``.
+    A brief plan takes no more than these once they are spread over MIN_SAMPLING_NS.
     ``between`` runs before each sample, outside of the timed span.
     """
     start = read_ns()
@@ -179,7 +182,8 @@ def collect(
         samples.append(time_once(repetitions))
         elapsed = read_ns() - start
         taken = len(samples)
-        if taken >= MAX_SAMPLES or (taken >= MIN_SAMPLES and elapsed >= left_ns):
+        enough_ns = min(left_ns, MIN_SAMPLING_NS) if plan.brief else left_ns
+        if taken >= MAX_SAMPLES or (taken >= MIN_SAMPLES and elapsed >= enough_ns):
             return samples
         if taken < MIN_SAMPLES and elapsed + elapsed / taken > plan.longest_ns:
             return samples

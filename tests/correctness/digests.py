@@ -1,9 +1,9 @@
-"""Which kernels have to be checked again: those that differ from the committed digests, and each day another twentieth.
+"""Which kernels have to be checked again: those that differ from the committed digests, and each day another fortieth.
 
 A digest is of what a result depends on: the statements of a kernel and of everything of this repository that it
 calls, without comments and docstrings, with the constants that they read; its arguments; the configuration; Triton's
 version. `kernels.digests.json` holds those that `make kernels` has compiled and proven. PERFLAB_KERNELS=all checks
-everything, PERFLAB_ROTATION=7 the twentieth of that day.
+everything, PERFLAB_ROTATION=7 the fortieth of that day.
 """
 
 import ast
@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor
 
 FILE = Path(__file__).with_name("kernels.digests.json")
-PARTS = 20
+PARTS = 40
 _OURS = ("perflab.", "tests.")
 _CONSTANT = (int, float, str, tuple, dict)
 
@@ -42,7 +42,7 @@ def arguments_digest(kernel: Any, arguments: Mapping[str, Any], *facts: object) 
 
 
 def rotation() -> int:
-    """Whose turn it is today, 0 to 19."""
+    """Whose turn it is today, 0 to 39."""
     return int(os.environ.get("PERFLAB_ROTATION") or datetime.now(UTC).toordinal()) % PARTS
 
 
@@ -54,7 +54,7 @@ def is_due(name: str, now: str) -> bool:
 
 
 def turn_of(name: str) -> int:
-    """On which of twenty days an unchanged one is checked: the same in every process."""
+    """On which of forty days an unchanged one is checked: the same in every process."""
     return zlib.crc32(name.encode()) % PARTS
 
 

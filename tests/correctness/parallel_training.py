@@ -38,9 +38,9 @@ class Variant:
 def make_model(variant: Variant) -> nn.Module:
     torch.manual_seed(0)
     model = build_model("tiny", num_layers=2, vocab_size=VOCAB, **variant.model)
-    if variant.kind == "frozen":
+    if "frozen" in variant.kind:
         model.blocks[0].requires_grad_(False)
-    if variant.kind == "unused":
+    if "unused" in variant.kind:
         model.unused = nn.Parameter(torch.ones(3))
     if variant.kind == "used by one":
         model.blocks[1] = UsedByOne(model.blocks[1])
@@ -237,6 +237,16 @@ def orders() -> list[tuple[str, ...]]:
     finally:
         distributed.all_reduce = plain
     return passes
+
+
+def by_themselves() -> dict[str, Any]:
+    """All that two ranks are asked about exchanges beside training, in one set of processes."""
+    return {one.__name__: one() for one in (weights, skipped, orders)}
+
+
+def in_three() -> tuple[list[str], dict[str, list[Tensor | None]]]:
+    """Return what models that cannot be divided are refused with, and the means of known gradients."""
+    return refusals(), means()
 
 
 # --- wrong on purpose -----------------------------------------------------------------------------------------------
@@ -464,6 +474,12 @@ def with_faults(variants: list[Variant]) -> list[State]:
 
 
 # --- many ranks in one process --------------------------------------------------------------------------------------
+
+
+def in_worlds(worlds: dict[int, list[str]]) -> dict[str, tuple[bool, State, State]]:
+    """Train with these exchanges by the number of ranks, as `simulated` does, one world after the other."""
+    found = {world_size: simulated(world_size, exchanges) for world_size, exchanges in worlds.items()}
+    return {f"{name} in {size}": one for size, trained in found.items() for name, one in trained.items()}
 
 
 def simulated(world_size: int, exchanges: list[str]) -> dict[str, tuple[bool, State, State]]:

@@ -257,7 +257,7 @@ RECURRENCE = Operator(
     plain=plain,
     inputs=inputs,
     factors={
-        "length": (1, 15, 16, 17, 63, 64, 65, 150),
+        "length": (1, 15, 16, 17, 50, 64, 65),
         "width": ("k16v16", "k5v3", "k40v70", "k1v1"),
         "batch": (1, 2),
         "heads": (1, 3),

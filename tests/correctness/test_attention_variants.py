@@ -155,9 +155,10 @@ def test_what_a_pinned_backend_does_not_claim_is_refused_by_name(impl: str, devi
 # --- FlexAttention -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lengths", [(1, 1), (70, 61), (300, 513), (640, 384)], ids=str)
-@pytest.mark.parametrize("lower", [None, -700, -130, -128, 0, 5])
-@pytest.mark.parametrize("upper", [None, -300, -128, -1, 0, 3, 700])
+@pytest.mark.parametrize("lengths", [(1, 1), (300, 513), (640, 384)], ids=str)
+# A bound that equals where a block begins or ends (127 before a multiple of 128, or 0 at one token) tells < from <=.
+@pytest.mark.parametrize("lower", [None, -700, -130, -127, 0])
+@pytest.mark.parametrize("upper", [None, -300, -127, -1, 700])
 def test_a_bands_blocks_are_those_that_pytorch_finds_by_looking_at_every_score(
     lower: int | None, upper: int | None, lengths: tuple[int, int]
 ) -> None:

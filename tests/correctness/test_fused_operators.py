@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -19,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.lab import kernels
 from perflab.lab.kernels import cross_entropy, rms_norm, swiglu, weighted_sum
+from tests.correctness.refusals import refusal_of
 
 from .fused_operators import CROSS_ENTROPY, OPERATORS, RMS_NORM, SWIGLU, WEIGHTED_SUM, Operator
 
@@ -182,60 +184,23 @@ def zeros(*shape: int, **options: Any) -> Tensor:
     return torch.zeros(shape, **options)
 
 
-REFUSED = {
-    "a weight of another length": (
-        lambda: weighted_sum(zeros(4, 8), zeros(4)),
-        ValueError,
-        r"weighted_sum wants x \(..., D\) and weight \(D,\) with D >= 1; got x \(4, 8\) float32 on cpu, "
-        r"weight \(4,\) float32 on cpu\. Reshape",
-    ),
-    "a scalar": (lambda: rms_norm(zeros(), zeros(1)), ValueError, r"rms_norm wants x \(..., D\)"),
-    "no columns": (lambda: rms_norm(zeros(3, 0), zeros(0)), ValueError, r"D >= 1; got x \(3, 0\)"),
-    "float64": (
-        lambda: weighted_sum(zeros(4, 8, dtype=torch.float64), zeros(8, dtype=torch.float64)),
-        TypeError,
-        r"x and weight of one dtype out of float32, bfloat16, float16; got x \(4, 8\) float64 .* Cast with \.to\(dtype",
-    ),
-    "two dtypes": (
-        lambda: rms_norm(zeros(4, 8).half(), zeros(8)),
-        TypeError,
-        r"of one dtype .* float16 on cpu, weight",
-    ),
-    "two devices": (
-        lambda: weighted_sum(zeros(4, 8), zeros(8, device="meta")),
-        ValueError,
-        r"x and weight on one device; got .* on cpu, .* on meta\. Move them with \.to\(device",
-    ),
-    "a negative eps": (lambda: rms_norm(zeros(4, 8), zeros(8), eps=-1.0), ValueError, r"eps >= 0, got -1\.0; 1e-6"),
-    "halves of two sizes": (
-        lambda: swiglu(zeros(4, 8), zeros(4, 9)),
-        ValueError,
-        r"gate and up of one shape \(..., D\) with D >= 1; got gate \(4, 8\) float32 on cpu, up \(4, 9\)",
-    ),
-    "logits of a batch": (
-        lambda: cross_entropy(zeros(2, 3, 8), zeros(2, 3, dtype=torch.int64)),
-        ValueError,
-        r"wants logits \(N, V\) and targets \(N,\) with V >= 1; got logits \(2, 3, 8\) .*\. Flatten batch and sequence",
-    ),
-    "targets that are numbers": (
-        lambda: cross_entropy(zeros(2, 8), zeros(2)),
-        TypeError,
-        r"wants int64 targets; got targets \(2,\) float32 on cpu\. Cast with \.long\(\)",
-    ),
-    "an unknown reduction": (
-        lambda: cross_entropy(zeros(2, 8), zeros(2, dtype=torch.int64), reduction="max"),
-        ValueError,
-        r"reduction 'mean', 'sum' or 'none', got 'max'",
-    ),
+REFUSED: dict[str, Callable[..., object]] = {
+    "a weight of another length": lambda: weighted_sum(zeros(4, 8), zeros(4)),
+    "a scalar": lambda: rms_norm(zeros(), zeros(1)),
+    "no columns": lambda: rms_norm(zeros(3, 0), zeros(0)),
+    "float64": lambda: weighted_sum(zeros(4, 8, dtype=torch.float64), zeros(8, dtype=torch.float64)),
+    "two dtypes": lambda: rms_norm(zeros(4, 8).half(), zeros(8)),
+    "two devices": lambda: weighted_sum(zeros(4, 8), zeros(8, device="meta")),
+    "a negative eps": lambda: rms_norm(zeros(4, 8), zeros(8), eps=-1.0),
+    "halves of two sizes": lambda: swiglu(zeros(4, 8), zeros(4, 9)),
+    "logits of a batch": lambda: cross_entropy(zeros(2, 3, 8), zeros(2, 3, dtype=torch.int64)),
+    "targets that are numbers": lambda: cross_entropy(zeros(2, 8), zeros(2)),
+    "an unknown reduction": lambda: cross_entropy(zeros(2, 8), zeros(2, dtype=torch.int64), reduction="max"),
 }
 
 
-@pytest.mark.parametrize(("call", "error", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_an_error_names_what_was_given_what_was_wanted_and_what_to_do(
-    call: Callable[[], Tensor], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        call()
+def test_an_error_names_what_was_given_what_was_wanted_and_what_to_do(snapshot: SnapshotAssertion) -> None:
+    assert {name: refusal_of(call) for name, call in REFUSED.items()} == snapshot
 
 
 @every_operator

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from perflab.correctness import compare, verify
@@ -31,6 +32,7 @@ from perflab.lab.attention.scoring import make_scoring, pairs_in_band
 from perflab.lab.inference.generate import generate
 from perflab.lab.models import TransformerLM, build_model
 from perflab.lab.models.rope_scaling import RopeScaling, rope_frequencies, rope_temperature
+from tests.correctness.refusals import refusals_of
 
 pytestmark = [
     pytest.mark.correctness,
@@ -258,17 +260,13 @@ def test_a_wrong_pattern_attention_is_caught(wrong: Callable[..., Tensor], clue:
         hold_pattern(wrong, HELD[0], torch.float32, transposed=False)
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"block": 48}, r"pattern block=48: wanted one of 16, 32, 64, 128"),
-        ({"local": 0}, r"pattern local=0: wanted a whole number of 1 or more"),
-        ({"stride": -1}, r"pattern stride=-1: wanted a whole number of 0 or more"),
-    ],
-)
-def test_a_pattern_of_no_meaning_is_refused(given: dict[str, int], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        Pattern(length=64, **given)
+def test_a_pattern_of_no_meaning_is_refused(snapshot: SnapshotAssertion) -> None:
+    asked = [
+        {"block": 48},
+        {"local": 0},
+        {"stride": -1},
+    ]
+    assert refusals_of(lambda given: Pattern(length=64, **given), of=asked) == snapshot
 
 
 def test_what_a_pattern_does_not_fit_is_refused_with_a_remedy() -> None:
@@ -443,20 +441,21 @@ def test_ntk_slows_the_last_pair_by_the_factor_and_keeps_the_first() -> None:
     assert (plain[-1] / got[-1]).item() == pytest.approx(8, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"kind": "cubic"}, r"unknown RoPE scaling kind='cubic'; choose one of: none, linear, ntk"),
-        ({"kind": "none"}, r"kind='none' with factor=2.0: choose a kind that scales"),
-        ({"factor": 0.5}, r"factor=0.5: wanted 1 or more; 1 leaves all as it was"),
-        ({"trained_context_length": 0}, r"trained_context_length=0: wanted the length in tokens"),
-        ({"slow_rotations": 40.0}, r"wanted 0 < slow_rotations < fast_rotations; the paper has 1 and 32"),
-    ],
-)
-def test_a_scaling_of_no_meaning_is_refused(given: dict[str, Any], text: str) -> None:
-    right = {"kind": "yarn", "factor": 2.0, "trained_context_length": 1024}
-    with pytest.raises(ValueError, match=text):
-        RopeScaling(**(right | given))
+def test_a_scaling_of_no_meaning_is_refused(snapshot: SnapshotAssertion) -> None:
+    asked = [
+        {"kind": "cubic"},
+        {"kind": "none"},
+        {"factor": 0.5},
+        {"trained_context_length": 0},
+        {"slow_rotations": 40.0},
+    ]
+    assert (
+        refusals_of(
+            lambda given: RopeScaling(**({"kind": "yarn", "factor": 2.0, "trained_context_length": 1024} | given)),
+            of=asked,
+        )
+        == snapshot
+    )
 
 
 # --- Costs by length ---------------------------------------------------------------------------------------------

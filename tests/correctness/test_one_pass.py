@@ -5,7 +5,7 @@ test_triton_operator.py, every tile in test_proofs.py, memory in test_predicted_
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from perflab.attention.candidate import from_registry
-from perflab.attention.grid import Case, Claims, cases_for
+from perflab.attention.grid import HEADS, Case, Claims, factors_for
 from perflab.attention.hold import hold
+from perflab.correctness.covering import cover
 from perflab.lab.attention import attention, triton_operator, triton_tuning
 from perflab.lab.attention.scoring import Scoring
 from perflab.lab.attention.triton_tiles import Tiles, one_pass_tiles
@@ -33,12 +34,23 @@ CLAIMS = Claims(
     on_cpu=True,
     interpreted=True,
 )
-"""What an A100 computes in one pass, at lengths that are whole tiles."""
+"""What an A100 computes in one pass."""
+WHOLE_TILES = {"n_q": (64, 128, 192), "n_k": (128, 256)}
+MOST_TILES = 4
+"""As many as a case may have, all heads together, in Triton's interpreter; six heads have one each."""
 
 
 def problems() -> list[Case]:
-    found = (replace(case, n_q=-(-case.n_q // 64) * 64, n_k=-(-case.n_k // 128) * 128) for case in cases_for(CLAIMS))
-    return list(dict.fromkeys(found))
+    """Every pair of levels, at lengths that are whole tiles: one of queries and more, fewer and more than of keys."""
+
+    def affordable(row: Mapping[str, Any]) -> bool:
+        heads = HEADS[row.get("heads", "h1:1")][0] * row.get("batch", 1)
+        tiles = heads * row.get("n_q", 64) // 64 * row.get("n_k", 128) // 128
+        return bool(tiles <= MOST_TILES or tiles == heads <= 6)
+
+    factors = {**factors_for(CLAIMS), **WHOLE_TILES}
+    del factors["relation"]
+    return [Case(**row) for row in cover(factors, affordable)]  # type: ignore[arg-type]
 
 
 def ran() -> set[str]:

@@ -28,9 +28,12 @@ EXACT = {
     **{name: Variant(name) for name in BIT_FOR_BIT},
     "bucketed, small buckets": Variant("bucketed", switches=SMALL_BUCKETS),
     "ddp, small buckets": Variant("ddp", switches=SMALL_BUCKETS),
-    **{f"{name}, tied head": Variant(name, {"tied_head": True}, switches=SMALL_BUCKETS) for name in BIT_FOR_BIT},
-    **{f"{name}, frozen block": Variant(name, kind="frozen", switches=SMALL_BUCKETS) for name in BIT_FOR_BIT},
-    **{f"{name}, unused parameter": Variant(name, kind="unused", switches=SMALL_BUCKETS) for name in BIT_FOR_BIT},
+    **{
+        f"{name}, tied head, frozen block, unused parameter": Variant(
+            name, {"tied_head": True}, kind="frozen and unused", switches=SMALL_BUCKETS
+        )
+        for name in BIT_FOR_BIT
+    },
     **{f"{name}, used by one rank": Variant(name, kind="used by one", switches=SMALL_BUCKETS) for name in OWN},
     **{f"{name}, sharded state": Variant(name, switches={"shard_optimizer": True}) for name in REPLICATED},
     "sharded state, unused parameter": Variant("flat", kind="unused", switches={"shard_optimizer": True}),
@@ -128,8 +131,14 @@ def test_a_checkpoint_of_two_ranks_is_taken_up_by_any_number(tmp_path: Path) -> 
         assert distance({key: got[key] for key in moments}, moments) < 1e-4
 
 
-def test_models_that_cannot_be_divided_are_refused(snapshot: SnapshotAssertion) -> None:
-    assert in_ranks(parallel_training.refusals, 3, threads=1)[0] == snapshot
+@pytest.fixture(scope="module")
+def three(warm_ranks: None) -> list[Any]:
+    """What each of three ranks says."""
+    return in_ranks(parallel_training.in_three, 3, threads=1)
+
+
+def test_models_that_cannot_be_divided_are_refused(three: list[Any], snapshot: SnapshotAssertion) -> None:
+    assert three[0][0] == snapshot
 
 
 def test_a_state_of_another_model_is_refused() -> None:
@@ -138,8 +147,8 @@ def test_a_state_of_another_model_is_refused() -> None:
         step.resume({"optimizer": {"head.bias": {}}, "steps_done": 1, "scaler": {}})
 
 
-def test_three_ranks_have_the_mean_of_their_gradients_and_none_where_nobody_has_any() -> None:
-    ranks = in_ranks(parallel_training.means, 3, threads=1)
+def test_three_ranks_have_the_mean_of_their_gradients_and_none_where_nobody_has_any(three: list[Any]) -> None:
+    ranks = [means for _, means in three]
     for name, gradients in ranks[0].items():
         for number, got in enumerate(gradients):
             assert all(torch.equal(got, other[name][number]) for other in ranks if got is not None)
@@ -153,31 +162,33 @@ def test_three_ranks_have_the_mean_of_their_gradients_and_none_where_nobody_has_
             assert ((got.double() - sum(parts) / 3).abs() <= limit).all()
 
 
-@pytest.mark.parametrize(
-    ("world_size", "exchanges"), [(8, ["naive", "flat", "overlapped", "bucketed"]), (64, ["flat"])]
-)
-def test_many_ranks_are_one_process_but_for_the_order_of_sums(world_size: int, exchanges: list[str]) -> None:
-    (found,) = in_ranks(parallel_training.simulated, 1, world_size, exchanges, threads=1)
+def test_many_ranks_are_one_process_but_for_the_order_of_sums() -> None:
+    worlds = {8: ["naive", "flat", "overlapped", "bucketed"], 64: ["flat"]}
+    (found,) = in_ranks(parallel_training.in_worlds, 1, worlds, threads=1)
+    assert len(found) == 5
     for name, (is_same, got, wanted) in found.items():
         assert is_same, f"{name}: the ranks differ"
         moments = {key: tensor for key, tensor in wanted.items() if key.endswith(AdamW_MOMENTS)}
         assert distance({key: got[key] for key in moments}, moments) < 1e-4
 
 
-def test_a_rank_counts_by_its_tokens_and_exactly_one_where_all_have_as_many() -> None:
-    assert in_ranks(parallel_training.weights, 2, threads=1) == [
-        [pytest.approx(2 / 3), 1.0],
-        [pytest.approx(4 / 3), 1.0],
-    ]
+@pytest.fixture(scope="module")
+def two(warm_ranks: None) -> list[dict[str, Any]]:
+    """What each of two ranks says of exchanges by themselves."""
+    return in_ranks(parallel_training.by_themselves, 2, threads=1)
 
 
-def test_a_step_that_one_rank_has_to_skip_is_skipped_by_all() -> None:
-    assert in_ranks(parallel_training.skipped, 2, threads=1) == [(1, True), (1, True)]
+def test_a_rank_counts_by_its_tokens_and_exactly_one_where_all_have_as_many(two: list[dict[str, Any]]) -> None:
+    assert [one["weights"] for one in two] == [[pytest.approx(2 / 3), 1.0], [pytest.approx(4 / 3), 1.0]]
 
 
-def test_a_bucket_starts_once_its_layer_is_done_and_only_in_the_last_pass() -> None:
+def test_a_step_that_one_rank_has_to_skip_is_skipped_by_all(two: list[dict[str, Any]]) -> None:
+    assert [one["skipped"] for one in two] == [(1, True), (1, True)]
+
+
+def test_a_bucket_starts_once_its_layer_is_done_and_only_in_the_last_pass(two: list[dict[str, Any]]) -> None:
     layers = ("layer 2", "layer 1", "layer 0")
-    early, last = in_ranks(parallel_training.orders, 2, threads=1)[0]
+    early, last = two[0]["orders"]
     assert early == layers
     assert last == tuple(one for layer in layers for one in (layer, "all-reduce of 272"))
 

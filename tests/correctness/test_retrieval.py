@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from perflab.lab.models import TransformerLM, build_model
@@ -19,6 +20,7 @@ from perflab.lab.retrieval.passages import Question, code_completions, function_
 from perflab.lab.retrieval.pipeline import Retriever
 from perflab.lab.retrieval.search import NOTHING, Found, InvertedFileIndex, exact_search, recall
 from perflab.lab.train.text import SEPARATOR, standard_library_text
+from tests.correctness.refusals import refusal_of
 
 pytestmark = pytest.mark.correctness
 
@@ -153,29 +155,25 @@ def test_the_same_seed_gives_the_same_index_and_the_global_generator_is_left_alo
 X = torch.ones(4, 3)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: exact_search(X, X, 5), r"k=5 of 4 vectors: wanted 1 to 4; ask for fewer, or add text"),
-        (lambda: exact_search(X, X, 0), r"k=0 of 4"),
-        (lambda: exact_search(X, X[:0], 1), r"k=1 of 0"),
-        (lambda: exact_search(X.double(), X, 1), r"queries .* in torch.float64: .*such as queries.float\(\)"),
-        (lambda: exact_search(X, X.int(), 1), r"vectors .* in torch.int32"),
-        (lambda: exact_search(X[0], X, 1), r"queries of shape \(3,\)"),
-        (lambda: exact_search(X, torch.ones(4, 2), 1), r"widths 3 and 2: embed queries and vectors by one model"),
-        (lambda: InvertedFileIndex(X, 5), r"num_lists=5 of 4 vectors: wanted 1 to 4"),
-        (lambda: InvertedFileIndex(X.double(), 2), r"vectors .* in torch.float64"),
-        (lambda: InvertedFileIndex(X, 2).search(X, 5, nprobe=1), r"k=5 of 4"),
-        (lambda: InvertedFileIndex(X, 2).search(X, 1, nprobe=3), r"nprobe=3 of 2 lists: wanted 1 to 2"),
-        (lambda: InvertedFileIndex(X, 2).search(X.long(), 1, nprobe=1), r"queries .* in torch.int64"),
-        (lambda: split_passages(b""), r"0 bytes with max_bytes=512: wanted text"),
-        (lambda: split_passages(b"x", 0), r"max_bytes=0: wanted text, and passages of 1 byte or more"),
-        (lambda: function_questions(b"x", [b"x"], 1), r"number=1: wanted 1 to 0.*give more text"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused_with_a_remedy(call: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        call()
+def test_what_cannot_be_searched_is_refused_with_a_remedy(snapshot: SnapshotAssertion) -> None:
+    calls: list[Callable[..., object]] = [
+        lambda: exact_search(X, X, 5),
+        lambda: exact_search(X, X, 0),
+        lambda: exact_search(X, X[:0], 1),
+        lambda: exact_search(X.double(), X, 1),
+        lambda: exact_search(X, X.int(), 1),
+        lambda: exact_search(X[0], X, 1),
+        lambda: exact_search(X, torch.ones(4, 2), 1),
+        lambda: InvertedFileIndex(X, 5),
+        lambda: InvertedFileIndex(X.double(), 2),
+        lambda: InvertedFileIndex(X, 2).search(X, 5, nprobe=1),
+        lambda: InvertedFileIndex(X, 2).search(X, 1, nprobe=3),
+        lambda: InvertedFileIndex(X, 2).search(X.long(), 1, nprobe=1),
+        lambda: split_passages(b""),
+        lambda: split_passages(b"x", 0),
+        lambda: function_questions(b"x", [b"x"], 1),
+    ]
+    assert [refusal_of(call) for call in calls] == snapshot
 
 
 # --- text and model ----------------------------------------------------------------------------------------------

@@ -53,8 +53,9 @@ def test_what_cannot_be_is_left_out_and_nothing_else_is_lost() -> None:
         Claims(on_cpu=True, interpreted=True),
         Claims(features=frozenset()),
         Claims(few=True),
+        Claims(few=True, on_cpu=True, lengths=(1, 17, 1023), head_dims=(16, 59)),
     ],
-    ids=["all", "cpu", "interpreted", "plain", "few"],
+    ids=["all", "cpu", "interpreted", "plain", "few", "few lengths"],
 )
 def test_every_level_that_is_claimed_occurs_once_at_least(claims: Claims) -> None:
     cases = cases_for(claims)

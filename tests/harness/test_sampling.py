@@ -148,6 +148,18 @@ def test_noisy_samples_are_taken_until_the_budget_is_spent(virtual_clock: Virtua
     assert 10 * S <= virtual_clock.now_ns <= 10 * S + samples[-1].total_ns
 
 
+@pytest.mark.parametrize(
+    ("cost_ns", "samples", "budget_ns"),
+    [(60 * MS, 4, 10 * S), (2 * S, 3, 60 * S), (60 * MS, 3, 100 * MS), (2 * S, 1, 1 * S)],
+)
+def test_a_brief_plan_ends_with_three_samples_over_300_ms_however_uncertain_the_median_and_never_later_than_another(
+    virtual_clock: VirtualClock, cost_ns: int, samples: int, budget_ns: int
+) -> None:
+    work = Work(virtual_clock, lambda call: cost_ns * (2 if call % 2 else 1))
+    plan = Plan(budget_ns, brief=True)
+    assert len(collect(work.time_once, 1, plan, budget_ns, silent, between=lambda: None)) == samples
+
+
 @pytest.mark.parametrize(("cost_ns", "samples"), [(900 * MS, 3), (1_400 * MS, 2), (2 * S, 1)])
 def test_three_samples_are_taken_though_the_budget_is_spent_and_fewer_of_a_call_far_beyond_it(
     virtual_clock: VirtualClock, cost_ns: int, samples: int

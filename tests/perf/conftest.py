@@ -62,7 +62,7 @@ def _leave_to_whoever_asks(config: pytest.Config, items: list[pytest.Item]) -> N
 
 
 def _leave_out_unchanged_kernels(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of compiled kernels those that differ from the committed digests stay, and today's twentieth."""
+    """Of compiled kernels those that differ from the committed digests stay, and today's fortieth."""
     compiled = {item for item in items if "compiled_kernel" in getattr(item, "fixturenames", ())}
     if not compiled:
         return
@@ -75,7 +75,7 @@ def _leave_out_unchanged_kernels(config: pytest.Config, items: list[pytest.Item]
     if reporter is not None:
         reporter.write_line(
             f"{len(compiled) - len(left)} of {len(compiled)} compiled kernels: those that differ from the digests, and "
-            f"the twentieth of PERFLAB_ROTATION={rotation()}; PERFLAB_KERNELS=all takes all"
+            f"the fortieth of PERFLAB_ROTATION={rotation()}; PERFLAB_KERNELS=all takes all"
         )
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])

@@ -84,7 +84,9 @@ def test_exact_wants_memory_and_counts_alone_and_leaves_times_where_they_are(
     here: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.cost(ms=300)
-    here.run("--perf-check=exact", passed=1).stdout.re_match_lines([r"work +300 ms .* – .* ok", r"1 ok$"])
+    found = here.run("--perf-check=exact", "--perf-json=results.json", passed=1)
+    found.stdout.re_match_lines([r"work +300 ms .* – .* ok", r"1 ok$"])
+    assert len(here.result()["outcome"]["measurement"]["samples_ns"]) == 3, "nobody compares them"
     move_to("b", monkeypatch)
     here.run("--perf-check=exact", passed=1).stdout.no_fnmatch_line("*no times*")
     assert own_files(here) == []

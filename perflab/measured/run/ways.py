@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
@@ -30,7 +30,7 @@ from perflab.measure.calls.strays import BetweenSamples, calling
 from perflab.measure.calls.workload import Workload
 from perflab.measure.counts.counter import CallCounter
 from perflab.measure.machine.devices import as_out_of_memory, available_bytes, current_device, release_memory
-from perflab.measure.stopping import Progress
+from perflab.measure.stopping import Plan, Progress
 from perflab.measured.run.callgrind import count_under_callgrind, run_counted
 from perflab.measured.run.state import Learned, no_graph_for, no_time, no_work
 from perflab.measured.run.verdict import record_where_asked
@@ -179,7 +179,7 @@ class Measuring:
         return measure(
             workload,
             self.device,
-            settings.plan_within(self._share_s()),
+            self._plan(),
             BetweenSamples(self.progress, self._learned.ran_on),
             label=self.state.case,
             counter=self._counter(),
@@ -208,6 +208,10 @@ class Measuring:
     def _profile(self) -> ProfilePlan | None:
         """Return the plan of profiling a call; None to take no profile."""
         return None
+
+    def _plan(self) -> Plan:
+        """Return the plan of how long to measure."""
+        return self.state.settings.plan_within(self._share_s())
 
     def _share_s(self) -> float | None:
         """Return the case's share of the run's time in seconds; None if only the case's own budget applies."""
@@ -378,6 +382,12 @@ class Local(Measuring):
             self._learned.out_of_memory = changed(found, remedies=list(remedies))
         release_memory(self.device)
         record_where_asked(state, workload, self.device, self.config, runs_out=True)
+
+    def _plan(self) -> Plan:
+        settings = self.state.settings
+        # Where times are neither compared nor kept, nobody needs them better.
+        are_shown_alone = settings.check == "exact" and not (settings.update or settings.update_new)
+        return replace(super()._plan(), brief=are_shown_alone)
 
     def _share_s(self) -> float | None:
         return share_of(self.state, self.budget)
