@@ -60,7 +60,6 @@ def test_a_rank_that_is_killed_ends_all() -> None:
     assert not of_ranks() - before
 
 
-@pytest.mark.usefixtures("warm_start")
 def test_ranks_that_hang_are_told_with_what_each_was_in() -> None:
     with pytest.raises(RankError) as caught:
         in_ranks(rank_functions.second_rank_leaves_a_collective, 2, limit_s=20.0)
