@@ -116,19 +116,18 @@ def compare_all(
     other_draws: Sequence[Mapping[str, Errors]] = (),
 ) -> Report:
     """Call `compare` for every name in `reference`; a name without a magnitude has the default magnitude."""
-    magnitudes = magnitudes or {}
-    reports = []
-    for name, wanted in reference.items():
-        report = compare(
+    reports = (
+        compare(
             name,
             got.get(name),
             wanted,
             plain[name],
             multiple=multiple,
-            magnitude=magnitudes.get(name),
+            magnitude=(magnitudes or {}).get(name),
             other_draws=[errors[name] for errors in other_draws],
         )
-        reports.append(report)
+        for name, wanted in reference.items()
+    )
     return Report(tuple(reports))
 
 

@@ -206,9 +206,7 @@ def exact_successor(old: Exact | None, new: Exact, policy: Policy, reason: str |
         return changed(new, accepted=_history([], told if reason else None))
     memory = judge_memory(old.peak_bytes, new.peak_bytes, new.environment.device, policy)
     moves = memory.verdict is Verdict.REGRESSED or reason is not None
-    if (
-        memory.change is not None and memory.verdict is Verdict.IMPROVED
-    ):  # by less than the threshold it is no such step
+    if memory.verdict is Verdict.IMPROVED and memory.change is not None:  # by less than the threshold it is no step
         moves = moves or memory.change.now * (1.0 + policy.memory_threshold) < memory.change.before
     peaks = memory.change if memory.change is not None and memory.change.before != memory.change.now else None
     if peaks is not None:

@@ -17,7 +17,6 @@ from perflab.tables.view import DEFAULT_VIEW, View
 from perflab.units import format_ns
 
 Part = TypeVar("Part")
-_Value = TypeVar("_Value")
 EVIDENCE_SHARE = 0.1
 """The fraction of a case's budget that each of the profiles which explain a failure may take."""
 PROFILE_SHARE = 0.3

@@ -157,23 +157,15 @@ class Submitted:
         """
         cluster = self._cluster
         known = {name: getattr(cluster, name) for name in ("partition", "account", "qos", "constraint")}
-        slurm: dict[str, Any] = {f"slurm_{name}": value for name, value in known.items() if value is not None}
+        asked: dict[str, Any] = {f"slurm_{name}": value for name, value in known.items() if value is not None}
         if self.is_slurm:
             # A job that begins again would run its cases again; what it lacks is run by the next session.
-            slurm |= {"slurm_additional_parameters": {"no-requeue": True}, "slurm_signal_delay_s": 10}
-            slurm |= {"slurm_setup": cluster.setup} if cluster.setup else {}
-        memory = {"mem_gb": cluster.memory_gb} if cluster.memory_gb is not None else {}
-        gpus = {"gpus_per_node": job.gpus} if job.gpus else {}
-        self._executor.update_parameters(
-            name="perflab",
-            timeout_min=job.minutes,
-            nodes=job.nodes,
-            tasks_per_node=1,
-            cpus_per_task=cluster.cpus,
-            **memory,
-            **gpus,
-            **slurm,
-        )
+            asked |= {"slurm_additional_parameters": {"no-requeue": True}, "slurm_signal_delay_s": 10}
+            asked |= {"slurm_setup": cluster.setup} if cluster.setup else {}
+        asked |= {"mem_gb": cluster.memory_gb} if cluster.memory_gb is not None else {}
+        asked |= {"gpus_per_node": job.gpus} if job.gpus else {}
+        asked |= {"name": "perflab", "timeout_min": job.minutes, "nodes": job.nodes, "tasks_per_node": 1}
+        self._executor.update_parameters(cpus_per_task=cluster.cpus, **asked)
         try:
             made = self._executor.submit(self._function(list(command), cwd=str(cwd), verbose=True))
         except self._refused as error:

@@ -128,7 +128,16 @@ class Sweep:
             self._say(f"baselines of the jobs joined into {', '.join(map(str, files))}")
         if not self._open and (self._baselines is None or all(reader.is_whole for reader in readers.values())):
             shutil.rmtree(folder, ignore_errors=True)
-        self._report_the_rest(submitted, readers)
+        died = {reader.running for reader in readers.values()}
+        told: set[str] = set()
+        for item in list(self._open.values()):
+            job_number = self._job_of[item.nodeid]
+            has_begun = case_id(item) in died
+            said = f"{'it has not begun: ' * (not has_begun)}its job {job_number} ended{' before it did' * has_begun}"
+            log = f"\n{submitted.log_of(job_number)}" if job_number not in told else ""
+            told.add(job_number)
+            again = "the same command runs what is missing, and nothing twice"
+            log_reports(item, [report_of_lost(item, f"{said}{log}\n  -> {again}", said)])
         return True
 
     def _kept(self, folder: Path) -> list[Reader]:
@@ -214,29 +223,10 @@ class Sweep:
 
     def _log(self, reader: Reader) -> int:
         """Log the reports of the tests that have ended, and return how many they are."""
-        many = 0
-        for nodeid, reports in reader.new():
-            item = self._open.pop(nodeid, None)
-            if item is None:
-                continue
-            many += 1
+        ended = [(self._open.pop(nodeid), reports) for nodeid, reports in reader.new() if nodeid in self._open]
+        for item, reports in ended:
             log_reports(item, [report_of(self._config, one) for one in reports])
-        return many
-
-    def _report_the_rest(self, submitted: Submitted, readers: dict[str, Reader]) -> None:
-        """Report the tests whose jobs ended before them as failed; the same command runs them again."""
-        again = "the same command runs what is missing, and nothing twice"
-        died = {reader.running for reader in readers.values()}
-        told: set[str] = set()
-        for item in list(self._open.values()):
-            number = self._job_of[item.nodeid]
-            has_begun = case_id(item) in died
-            said = f"its job {number} ended before it did" if has_begun else f"it has not begun: its job {number} ended"
-            summed_up = said
-            if number not in told:
-                told.add(number)
-                said += f"\n{submitted.log_of(number)}"
-            log_reports(item, [report_of_lost(item, f"{said}\n  -> {again}", summed_up)])
+        return len(ended)
 
     def _say(self, text: str) -> None:
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")

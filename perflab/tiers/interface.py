@@ -12,6 +12,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, cast, get_args
 
+from perflab.base.grouping import groups_of
 from perflab.results.predicted import PredictedCase
 from perflab.results.result import Outcome, names, record_of, tag_of
 
@@ -190,9 +191,7 @@ def shown_by(name: str) -> Tier:
 
 def by_table(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Group results by the name of the tier whose tables show them, in the order of tables."""
-    found: dict[str, list[Result]] = {}
-    for result in results:
-        found.setdefault(_shown_by(result), []).append(result)
+    found = groups_of(results, _shown_by)
     return {name: found[name] for name in names() if name in found}
 
 

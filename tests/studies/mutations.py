@@ -58,8 +58,8 @@ MUTATIONS = (
     Mutation(
         "a smaller peak than the anchor's moves the anchor",
         "judging/kept.py",
-        "return peaks.now * (1.0 + policy.memory_threshold) < peaks.before",
-        "return peaks.now * (1.0 + policy.memory_threshold) > peaks.before",
+        "memory.change.now * (1.0 + policy.memory_threshold) < memory.change.before",
+        "memory.change.now * (1.0 + policy.memory_threshold) > memory.change.before",
         "tests/harness/test_anchor.py",
     ),
     Mutation(

@@ -117,12 +117,17 @@ def parts_of(events: Iterable[Event], span: Span) -> list[Span]:
     return [Span(start_ns, mark.start_ns) for start_ns, mark in zip(starts, marks, strict=False)]
 
 
+def _operators(events: Iterable[Event], span: Span) -> list[Event]:
+    """Return the operators that began in the span, each before those that it called."""
+    found = (e for e in events if e.scope == _FUNCTION_SCOPE and span.holds(e) and OPERATOR.match(e.name))
+    return sorted(found, key=lambda e: (e.start_ns, -e.end_ns))
+
+
 def outermost_operators(events: Iterable[Event], span: Span) -> list[str]:
     """Return the names of the operators that began in the span and that no other operator of their thread called."""
-    found = [e for e in events if e.scope == _FUNCTION_SCOPE and span.holds(e) and OPERATOR.match(e.name)]
     names: list[str] = []
     open_until_ns: dict[int, int] = {}
-    for event in sorted(found, key=lambda e: (e.start_ns, -e.end_ns)):
+    for event in _operators(events, span):
         if event.start_ns >= open_until_ns.get(event.thread, 0):
             names.append(event.name)
             open_until_ns[event.thread] = event.end_ns
@@ -139,10 +144,9 @@ def count_fallbacks(events: Iterable[Event], span: Span) -> dict[str, int]:
 
     PyTorch's fallback (ATen/native/CPUFallback.cpp) calls ``aten::_to_cpu`` within the operator, before its kernel.
     """
-    found = [e for e in events if e.scope == _FUNCTION_SCOPE and span.holds(e) and OPERATOR.match(e.name)]
     counts: Counter[str] = Counter()
     open_now: dict[int, list[Event]] = {}
-    for event in sorted(found, key=lambda e: (e.start_ns, -e.end_ns)):
+    for event in _operators(events, span):
         around = open_now.setdefault(event.thread, [])
         while around and around[-1].end_ns <= event.start_ns:
             around.pop()

@@ -158,10 +158,7 @@ def _profile(profile: Profile) -> list[contents.Table]:
             [
                 ("kernel" if on_device else "operator", "text"),
                 *numbers,
-                ("phase", "text"),
-                ("module", "text"),
-                ("line", "text"),
-                ("shapes", "text"),
+                *((name, "text") for name in ("phase", "module", "line", "shapes")),
             ],
             listed,
             ROWS,

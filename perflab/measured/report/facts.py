@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from perflab.base.data import changed
+from perflab.base.grouping import groups_of
 from perflab.results.measurement import RankFigures, Record
-from perflab.results.records import Change, Judgement, Uncompared
+from perflab.results.records import Change, Judgement
 from perflab.results.result import Result
 from perflab.tables.contents import Table, first_rows
 from perflab.tables.lines import in_words
@@ -45,19 +46,17 @@ def _exact_of(one: Judgement) -> str:
 
 
 def _without_quantities(results: Sequence[Result]) -> list[str]:
-    many: dict[Uncompared, int] = {}
-    for result in results:
-        for missed in result.judgement.not_compared:
-            if result.saved:
-                missed = changed(missed, can_be_saved=False)
-            many[missed] = many.get(missed, 0) + 1
+    many = Counter(
+        changed(missed, can_be_saved=False) if result.saved else missed
+        for result in results
+        for missed in result.judgement.not_compared
+    )
     lines = []
-    for reason in dict.fromkeys(missed.reason for missed in many):
-        same: dict[int, list[str]] = {}
-        here = {missed: count for missed, count in many.items() if missed.reason == reason}
-        for missed, count in here.items():
-            same.setdefault(count, []).append(in_words(missed.quantity))
-        said = ", ".join(f"{listed(names)} of {format_count(count, 'case')}" for count, names in same.items())
+    for reason, here in groups_of(many, lambda missed: missed.reason).items():
+        said = ", ".join(
+            f"{listed([in_words(missed.quantity) for missed in some])} of {format_count(count, 'case')}"
+            for count, some in groups_of(here, lambda missed: many[missed]).items()
+        )
         save = "save here too" if any(missed.elsewhere for missed in here) else "save"
         remedy = f" ({save}: --perf-update-new)" if any(missed.can_be_saved for missed in here) else ""
         lines.append(f"{said} not compared: {reason}{remedy}")
@@ -66,8 +65,8 @@ def _without_quantities(results: Sequence[Result]) -> list[str]:
 
 def reasons_of(judgement: Judgement) -> list[tuple[str, list[str]]]:
     """Return the reasons why exact quantities of a case were not compared, each with the quantities."""
-    reasons = dict.fromkeys(missed.reason for missed in judgement.not_compared)
-    return [(why, [one.quantity for one in judgement.not_compared if one.reason == why]) for why in reasons]
+    reasons = groups_of(judgement.not_compared, lambda missed: missed.reason)
+    return [(why, [one.quantity for one in some]) for why, some in reasons.items()]
 
 
 def listed(names: Sequence[str]) -> str:

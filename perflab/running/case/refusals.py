@@ -179,27 +179,34 @@ def line_of_launch(error: BaseException | None) -> str | None:
         launching = None
         for frame in traceback.extract_tb(one.__traceback__):
             if Path(frame.filename).is_relative_to(Path(triton).parent):
-                return _told(launching) if launching is not None else None
+                if launching is None:
+                    return None
+                path = Path(launching.filename)
+                shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+                return f"{shown}:{launching.lineno}: `{launching.line}`"
             launching = frame
     return None
-
-
-def _told(frame: traceback.FrameSummary) -> str:
-    path = Path(frame.filename)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{frame.lineno}: `{frame.line}`"
 
 
 @contextlib.contextmanager
 def only_compiled_kernels(case: str) -> Iterator[None]:
     """Skip or refuse, around the measuring of a case, kernel launches that do not run on a GPU.
 
+    A case is skipped at its first launch in the interpreter, or after the block, if the block itself loads the
+    interpreter.
+
     Raises:
         pytest.skip.Exception: Triton's interpreter runs a kernel of the case.
         UsageError: the case launches a kernel, and there is no GPU.
     """
-    with kernels_have_a_gpu(case), _nothing_interpreted():
+    with kernels_have_a_gpu(case):
+        if interpreter_is_loaded():
+            with interpreter_replaced(_skip):
+                yield
+            return
         yield
+        if interpreter_is_loaded() and interpreter_has_run():  # the block has loaded the interpreter
+            _skip()
 
 
 @contextlib.contextmanager
@@ -220,19 +227,6 @@ def kernels_have_a_gpu(case: str) -> Iterator[None]:
             "skip it where there is none (@pytest.mark.skipif(not torch.cuda.is_available(), ...)); set "
             "TRITON_INTERPRET=1 before Triton is imported to run it, untimed; `perflab kernels` compiles it here",
         ) from None
-
-
-@contextlib.contextmanager
-def _nothing_interpreted() -> Iterator[None]:
-    """Skip the case at its first launch in the interpreter; or after the block, if the block itself loads the
-    interpreter."""
-    if interpreter_is_loaded():
-        with interpreter_replaced(_skip):
-            yield
-        return
-    yield
-    if interpreter_is_loaded() and interpreter_has_run():
-        _skip()
 
 
 def _skip(*_arguments: Any, **_keywords: Any) -> None:

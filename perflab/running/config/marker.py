@@ -68,16 +68,10 @@ def _marker_versus(value: Any) -> str:
 
 
 _marker_bool = _marker_value(lambda value: isinstance(value, bool), "neither True nor False")
-_marker_name = _marker_value(lambda value: isinstance(value, str) and value != "", "not a parameter name")
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-_marker_warmup = _marker_value(_is_count, "not a number of warm-up calls (0 or more)")
-_marker_nodes = _marker_value(lambda value: _is_count(value) and value > 0, "not a number of nodes (1 or more)")
-_marker_gpus = _marker_value(_is_count, "not a number of GPUs (0 or more)")
 
 
 def _marker_worlds(value: Any) -> tuple[int, ...]:
@@ -87,6 +81,7 @@ def _marker_worlds(value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(sizes))
 
 
+_NO_NAME = "not a parameter name"
 _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "threshold": ("threshold", _from_marker(parse_fraction)),
     "memory_threshold": ("memory_threshold", _from_marker(parse_fraction)),
@@ -98,12 +93,12 @@ _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "cuda_graph": ("cuda_graph", _marker_bool),
     "budget": ("budget_s", _from_marker(parse_seconds)),
     "timeout": ("timeout_s", _from_marker(parse_timeout)),
-    "warmup": ("warmup", _marker_warmup),
+    "warmup": ("warmup", _marker_value(_is_count, "not a number of warm-up calls (0 or more)")),
     "fresh_process": ("fresh_process", _marker_bool),
-    "gpus": ("gpus", _marker_gpus),
-    "nodes": ("nodes", _marker_nodes),
+    "gpus": ("gpus", _marker_value(_is_count, "not a number of GPUs (0 or more)")),
+    "nodes": ("nodes", _marker_value(lambda value: _is_count(value) and value, "not a number of nodes (1 or more)")),
     "world_size": ("world_sizes", _marker_worlds),
-    "side_by_side": ("side_by_side", _marker_name),
+    "side_by_side": ("side_by_side", _marker_value(lambda value: isinstance(value, str) and value != "", _NO_NAME)),
     "study": ("study", _marker_title),
     "columns": ("columns", _marker_columns),
     "versus": ("versus", _marker_versus),
@@ -143,8 +138,14 @@ def for_case(settings: Settings, item: pytest.Item) -> Settings:
                 raise SettingError(
                     f"{item.nodeid}: @pytest.mark.perf({name}=...): {error}", MARKER_ARGUMENTS[name]
                 ) from error
-            if name in ("side_by_side", "versus"):
-                _check_parameter(item, name, given)
+            known = list(item.callspec.params) if hasattr(item, "callspec") else []
+            if name in ("side_by_side", "versus") and given.partition("=")[0].strip() not in known:
+                raise SettingError(
+                    f"{item.nodeid}: @pytest.mark.perf({name}={given!r}): the test has no such parameter",
+                    f"name one that it has: {', '.join(known)}"
+                    if known
+                    else "parametrize the test, or remove the argument",
+                )
     for name in ("columns", "versus"):
         if name in changes and "study" not in changes:
             raise SettingError(
@@ -168,15 +169,6 @@ def for_case(settings: Settings, item: pytest.Item) -> Settings:
             "leave one of them out; a cold start has no graph, @pytest.mark.perf(cuda_graph=False)",
         )
     return chosen
-
-
-def _check_parameter(item: pytest.Item, argument: str, given: str) -> None:
-    known = list(item.callspec.params) if hasattr(item, "callspec") else []
-    if given.partition("=")[0].strip() not in known:
-        raise SettingError(
-            f"{item.nodeid}: @pytest.mark.perf({argument}={given!r}): the test has no such parameter",
-            f"name one that it has: {', '.join(known)}" if known else "parametrize the test, or remove the argument",
-        )
 
 
 def check_correctness_marker(item: pytest.Item) -> None:

@@ -72,16 +72,10 @@ def mode_asked_for(config: pytest.Config) -> RunMode | None:
     Raises:
         SettingError: an ini key that is neither true nor false.
     """
-    for dest, mode in _NOT_MEASURING.items():
-        if _is_given(config, dest):
-            return mode
-    if any(_is_given(config, dest) for dest in _MEASURING):
-        return RunMode.MEASURE
-    for dest, mode in _NOT_MEASURING.items():
-        if _is_set(config, dest):
-            return mode
-    if any(_is_set(config, dest) for dest in ("perf", "perf_only", "perf_predict")):
-        return RunMode.MEASURE
+    for is_asked, measuring in ((_is_given, _MEASURING), (_is_set, ("perf", "perf_only", "perf_predict"))):
+        for dest, mode in (_NOT_MEASURING | dict.fromkeys(measuring, RunMode.MEASURE)).items():
+            if is_asked(config, dest):
+                return mode
     if any(option.measures and _is_given(config, option.dest) for option in OPTIONS):
         return RunMode.MEASURE
     # ``perf and not slow`` selects the marker, ``not perf`` does not.
@@ -144,15 +138,12 @@ def untimed_line(config: pytest.Config, untimed: Mapping[str, str]) -> str:
     for what, count in found.items():
         unit = tier(what.removeprefix("not ")).unit
         said.append(f"{count} {unit}{'s were' if count != 1 else ' was'} {what}")
-    return f"perf: {'; '.join(said)} ({_how_to_measure(config)})"
-
-
-def _how_to_measure(config: pytest.Config) -> str:
+    how = "measure them: pytest -m perf"
     if _is_given(config, "perf_disable"):
-        return "--perf-disable; measure them: pytest -m perf, without it"
-    if _is_set(config, "perf_disable"):
-        return "ini key perf_disable; measure them: pytest --perf -m perf"
-    return "measure them: pytest -m perf"
+        how = f"--perf-disable; {how}, without it"
+    elif _is_set(config, "perf_disable"):
+        how = "ini key perf_disable; measure them: pytest --perf -m perf"
+    return f"perf: {'; '.join(said)} ({how})"
 
 
 def _is_given(config: pytest.Config, dest: str) -> bool:
