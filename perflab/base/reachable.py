@@ -1,4 +1,7 @@
-"""Finds the objects that a callable reaches through its arguments and closures. Imports no other module of perflab."""
+"""The objects that a callable reaches through its arguments and closures, and blocks in which the collector frees none.
+
+Imports no other module of perflab.
+"""
 
 from __future__ import annotations
 
@@ -78,3 +81,15 @@ def _loaded_globals(code: types.CodeType) -> set[str]:
         if isinstance(constant, types.CodeType):
             names |= _loaded_globals(constant)
     return names
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Run the block with the garbage collector off: a collection frees tensors and unloads Triton modules any time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

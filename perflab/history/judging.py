@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -33,10 +35,6 @@ if TYPE_CHECKING:
 
     from perflab.history.change_points import Change
 
-
-from collections import Counter, defaultdict
-from dataclasses import field
-from itertools import accumulate
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 MOST_P = 0.01

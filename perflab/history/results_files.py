@@ -15,10 +15,10 @@ import msgspec
 
 from perflab.base.errors import DocumentError, UsageError
 from perflab.base.files import read_regular
+from perflab.base.reachable import collector_off
 from perflab.history.contents import LeftOutRow
 from perflab.history.git_objects import files_on, objects_of
 from perflab.history.series import History, Run
-from perflab.measure.machine.devices import collector_off
 from perflab.results.readings import (
     DAMAGED,
     INEXACT_COUNTS,

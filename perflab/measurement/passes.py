@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perflab.attribution.held import held_storages
 from perflab.base.data import changed
 from perflab.base.errors import PerflabError
+from perflab.base.reachable import collector_off
 from perflab.devices.kinds import backend_of
 from perflab.internals.lookup import switched_off
 from perflab.measure.clocks.device_clock import launch_ns
 from perflab.measure.counts.counter import CallCounter
-from perflab.measure.machine.devices import collector_off, synchronize
+from perflab.measure.machine.devices import synchronize
 from perflab.measure.memory.alike import Watched
 from perflab.measure.memory.peak import measure_memory
 from perflab.ranks.group import together

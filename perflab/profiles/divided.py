@@ -87,7 +87,7 @@ def _differ(names: Sequence[Hashable], others: Sequence[Hashable]) -> tuple[int,
             longer = cost - _SHIFT * shift
             for skipped, skipped_other in {(longer, longer - shift), (longer - shift, longer)}:
                 is_within = skipped <= len(names) and skipped_other <= len(others)
-                if is_within and names[skipped:][:_ALIKE] == others[skipped_other:][:_ALIKE]:
+                if is_within and names[skipped : skipped + _ALIKE] == others[skipped_other : skipped_other + _ALIKE]:
                     return skipped, skipped_other
     return len(names), len(others)
 

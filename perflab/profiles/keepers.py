@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perflab.attribution.held import storages_of
+from perflab.base.reachable import collector_off
 from perflab.base.user_lines import line_of, shown_file
-from perflab.measure.machine.devices import collector_off, synchronize
+from perflab.measure.machine.devices import synchronize
 from perflab.results.peak import Keeper
 
 if TYPE_CHECKING:
@@ -194,8 +195,10 @@ def _lines_that_change(workload: Workload, held: Sequence[_Held]) -> list[str]:
     def look() -> None:
         for at, one in enumerate(held):
             before, references[at] = references[at], sys.getrefcount(one.holder)
-            by = gc.get_referrers(one.holder) if references[at] > before and isinstance(one.holder, _GROWS) else ()
-            if any(type(each) is types.BuiltinMethodType and each.__self__ is one.holder for each in by):
+            is_more = references[at] > before and isinstance(one.holder, _GROWS)
+            if is_more and any(  # no name holds the referrers: one of them may be the next holder
+                type(by) is types.BuiltinMethodType and by.__self__ is one.holder for by in gc.get_referrers(one.holder)
+            ):
                 registered[at] = current  # ``register_hook(kept.append)`` runs no line of Python
             try:
                 state = one.state()

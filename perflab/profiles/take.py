@@ -15,28 +15,30 @@ operators from the outermost on.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.attribution.places import Places, module_names
 from perflab.base.data import changed
 from perflab.base.errors import UsageError
 from perflab.base.files import write_whole
-from perflab.base.reachable import reachable
+from perflab.base.reachable import collector_off, reachable
 from perflab.measure.clocks import clock
-from perflab.measure.machine.devices import collector_off
-from perflab.profiles.divided import FREE, Known
-from perflab.profiles.events import NODE, operators
+from perflab.profiles.divided import FREE, Kernel, Known
+from perflab.profiles.events import NODE, PHASE, Call, operators
 from perflab.profiles.python_lines import MOST_EVENTS, PlainPython, lines_watched
 from perflab.profiles.reading import Reading, known_by_call, known_of, with_lines
 from perflab.profiles.recording import Recorded, cost_of, recorded_calls, recording, refuse_another_profiler, run_marked
 from perflab.profiles.text import CANT_TELL
 from perflab.ranks.group import together
-from perflab.results.profile import Profile
+from perflab.results.profile import BACKWARD, Profile
 
 if TYPE_CHECKING:
     import torch
@@ -44,16 +46,6 @@ if TYPE_CHECKING:
     from perflab.measure.calls.workload import Workload
     from perflab.measure.clocks.clock import Stopwatch
 
-
-import json
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import takewhile
-from typing import Any
-
-from perflab.profiles.divided import Kernel
-from perflab.profiles.events import PHASE, Call
-from perflab.results.profile import BACKWARD
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

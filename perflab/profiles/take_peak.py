@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from perflab.attribution.held import held_by_address, held_bytes, held_storages
 from perflab.attribution.places import Places, module_names
 from perflab.base.data import changed
-from perflab.base.reachable import reachable
+from perflab.base.reachable import collector_off, reachable
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import BlockEvent, block_events, kineto_results
 from perflab.measure.counts.events import OPERATOR, profiler
-from perflab.measure.machine.devices import as_out_of_memory, collector_off, release_memory, synchronize
+from perflab.measure.machine.devices import as_out_of_memory, release_memory, synchronize
 from perflab.measure.memory.peak import free_bytes_in, replayed_pools
 from perflab.profiles.events import placed
 from perflab.profiles.keepers import take_keepers

@@ -64,9 +64,8 @@ class Device:
             action = actions[row]
             if action == _ALLOC:
                 moment, address = self._moment(row, is_free=False), rows.addresses[row]
-                if (
-                    address in self.open
-                ):  # the old block's free was not recorded (``skip_actions``): the block ends here
+                # The old block's free was not recorded (``skip_actions``): the block ends here.
+                if address in self.open:
                     number, earlier, since = self.open.pop(address)
                     self.blocks[number] = self._block(earlier, since, moment, ())
                 self.let_go.discard(address)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perflab.base.errors import SnapshotError
 from perflab.base.files import open_regular
-from perflab.measure.machine.devices import collector_off
+from perflab.base.reachable import collector_off
 from perflab.snapshots.analysis import levels
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.pytorch import read_pickle

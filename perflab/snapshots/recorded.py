@@ -150,7 +150,7 @@ def notes_of_json(text: bytes) -> Notes:
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{reprlib.repr(value)} is no count")
+        raise ValueError(f"{reprlib.repr(value)} is no whole number of 0 or more")
     return value
 
 

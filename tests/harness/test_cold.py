@@ -119,6 +119,14 @@ def test_evictions_count_towards_a_samples_length_so_that_short_calls_are_not_re
     assert warmup.call_lasts_ns == 20 * MS + 3 * US
 
 
+def test_a_fast_eviction_leaves_room_for_more_calls_in_a_sample(virtual_clock: VirtualClock) -> None:
+    stopwatch = ColdHostStopwatch(Evicting(virtual_clock.advance, [], cost_ns=97 * US))
+    work = Workload(taking(virtual_clock.advance, 3 * US), (), {})
+    warmup = warm_up(lambda n: stopwatch.time(work, n), Plan(10 * S), lambda _: None)
+    assert warmup.repetitions == 10
+    assert warmup.call_lasts_ns == 100 * US
+
+
 # --- a whole measurement -----------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perflab.history import page as history_page
 from perflab.history.page import thinned
 from perflab.history.text import as_text, since_start
 from perflab.tables.beside_text import value_text
@@ -115,6 +116,7 @@ def test_a_change_is_told_alike_in_its_event_and_in_the_table(tmp_path: Path) ->
 def test_a_page_of_many_series_says_what_it_leaves_out_and_stays_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert (history_page.MOST_CHARTS, history_page.MOST_ROWS) == (150, 2_000), "ten times as many as below"
     monkeypatch.setattr("perflab.history.page.MOST_CHARTS", 15)
     monkeypatch.setattr("perflab.history.page.MOST_ROWS", 200)
     cases = {case_name(number): latency(step(20 + number % 3), number) for number in range(20)}

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from perflab.attribution.places import Places, module_names
-from perflab.base.reachable import reachable
+from perflab.base.reachable import collector_off, reachable
 from perflab.measure.calls.workload import Step
-from perflab.measure.machine.devices import collector_off
 from perflab.profiles.events import entered
 from perflab.profiles.reading import Reading, known_of
 from perflab.profiles.recording import recorded_calls, recording, run_marked

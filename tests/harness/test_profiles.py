@@ -157,6 +157,12 @@ def test_one_operator_more_leaves_all_others_where_they_are_however_many_there_a
     assert len(moved) <= 2 * len(edits)  # of equal ones side by side, nothing says which is new
 
 
+def test_calls_that_have_nothing_in_common_are_all_strangers() -> None:
+    known = [Known(f"a{at}", "copies", "", Where()) for at in range(5000)]
+    other = operators(nested([call(f"b{at}", 2 * at, 2 * at + 1) for at in range(5000)]))
+    assert matched(other, known)[1] == 5000
+
+
 @given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), max_size=40))
 def test_an_alignment_pairs_equal_names_operators(names: list[str], others: list[str]) -> None:
     found = aligned(names, others)

@@ -287,7 +287,7 @@ def test_a_recording_whose_blocks_nobody_can_tell_apart_reads(tmp_path: Path) ->
         ('{"schema": 1}', "it has no events"),
         ('{"schema": 1, "events": [[1, "x"]]}', "'x' is no whole number"),
         ('{"schema": 2, "events": [[1, 2]], "blocks": [[1, 0]]}', "its schema is 2, and 1 and 3 are known"),
-        ('{"schema": 3, "events": [[1, 2, 3, -1]], "places": [{}]}', "-1 is no count"),
+        ('{"schema": 3, "events": [[1, 2, 3, -1]], "places": [{}]}', "-1 is no whole number of 0 or more"),
         ('{"schema": 3, "events": [[1, 2, 3, 1]], "places": [{}]}', "list index out of range"),
         ('{"schema": 3, "events": [[1, 2]]}', "not enough values"),
         ('{"a":' * 100_000, "is no recording"),

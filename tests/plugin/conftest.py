@@ -126,7 +126,8 @@ def interrupted(folder: Path, python: str, *arguments: str) -> str:
         os.killpg(process.pid, signal.SIGINT)
     else:  # each warm process has a session of its own
         for pid in warm_in(folder):
-            os.kill(pid, signal.SIGINT)
+            with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+                os.kill(pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     return output

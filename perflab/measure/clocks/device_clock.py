@@ -21,11 +21,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from perflab.base.errors import ClockError
+from perflab.base.reachable import collector_off
 from perflab.devices.backend import Backend, Quantity
 from perflab.devices.kinds import backend_of
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import Sample, Stopwatch
-from perflab.measure.machine.devices import collector_off, synchronize
+from perflab.measure.machine.devices import synchronize
 from perflab.units import format_ns
 
 if TYPE_CHECKING:

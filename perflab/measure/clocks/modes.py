@@ -19,12 +19,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from perflab.base.errors import CaptureError
+from perflab.base.reachable import collector_off
 from perflab.devices.kinds import backend_of
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import HostStopwatch, Sample, Stopwatch
 from perflab.measure.clocks.device_clock import DeviceSpan, elapsed_ns, timing_events
-from perflab.measure.machine.devices import Eviction, collector_off
+from perflab.measure.machine.devices import Eviction
 
 if TYPE_CHECKING:
     import torch

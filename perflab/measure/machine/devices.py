@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,18 +84,6 @@ def current_device(device: torch.device) -> contextlib.AbstractContextManager[ob
 def available_bytes(device: torch.device) -> int | None:
     """Return the bytes that new tensors could take now; None if the system does not report them."""
     return backend_of(device).free_bytes()
-
-
-@contextlib.contextmanager
-def collector_off() -> Iterator[None]:
-    """Run the block with the garbage collector off: a collection frees tensors and unloads Triton modules any time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def as_dtype(precision: torch.dtype | str | None) -> torch.dtype | None:

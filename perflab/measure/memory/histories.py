@@ -27,13 +27,13 @@ from perflab.attribution.held import held_by_address, held_storages
 from perflab.attribution.places import hooked, module_names
 from perflab.base.event_lines import as_lines
 from perflab.base.files import write_whole
-from perflab.base.reachable import reachable
+from perflab.base.reachable import collector_off, reachable
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch import machine
 from perflab.internals.of_torch.compiler import is_compiled
 from perflab.internals.of_torch.machine import mark_cuda_memory
-from perflab.measure.machine.devices import as_out_of_memory, collector_off, synchronize
+from perflab.measure.machine.devices import as_out_of_memory, synchronize
 from perflab.measure.memory.peak import CpuAllocations, cpu_allocations
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perflab.base.errors import UnansweredError
-from perflab.base.reachable import reachable
+from perflab.base.reachable import collector_off, reachable
 from perflab.devices.backend import Quantity
 from perflab.devices.cpu import resident_bytes
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import event_name, host_events, kineto_results
 from perflab.measure.counts.events import profiler
-from perflab.measure.machine.devices import collector_off, release_memory
+from perflab.measure.machine.devices import release_memory
 from perflab.measure.memory.alike import Watched
 from perflab.results.measurement import Memory
 

@@ -16,9 +16,9 @@ import pytest
 
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError, InternalsError, UsageError
-from perflab.base.reachable import reachable
+from perflab.base.reachable import collector_off, reachable
 from perflab.measure.counts.collectives import WAITS
-from perflab.measure.machine.devices import collector_off, current_device
+from perflab.measure.machine.devices import current_device
 from perflab.predicted.gpus import Gpu, roofline_ns
 from perflab.predicted.judge.explanation import explain_broken, unless_broken
 from perflab.predicted.judge.judge import judge_predicted

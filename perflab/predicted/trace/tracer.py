@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from perflab.attribution.places import hooked
+from perflab.base.reachable import collector_off
 from perflab.base.user_lines import line_of
 from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.dispatch import backward_code, is_composite, without_torch_function
@@ -34,7 +35,6 @@ from perflab.internals.of_torch.tracing import (
     storage_key,
 )
 from perflab.measure.counts.collectives import Seen
-from perflab.measure.machine.devices import collector_off
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.trace.modules import Holding, ModuleBook
 from perflab.predicted.trace.operators import (
