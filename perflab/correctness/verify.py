@@ -122,6 +122,7 @@ def verify(
                 multiple=multiple,
                 magnitudes=answer.magnitudes,
                 other_draws=draws,
+                cancelling=one.run.results.keys() - set(task.outputs),
             )
 
         def again(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -57,7 +57,10 @@ def refusing(reason: Reason = Reason.RAISED, *, called: bool = True) -> Iterator
     except RaisedError as error:
         why = Reason.RAISED if called and not error.told.of_compiler else reason
         why = Reason.OUT_OF_MEMORY if error.told.out_of_memory else why
-        raise RefusedError(Finding.WRONG, why, error.told.traceback or str(error)) from None
+        told = error.told.traceback
+        if error.told.text not in told:  # its end alone was kept, which a long text fills
+            told = f"{error}\n{told}"
+        raise RefusedError(Finding.WRONG, why, told) from None
     except EndedError as error:
         ending = error.ending
         why = Reason.HUNG if ending.how is How.HUNG else Reason.CRASHED

@@ -334,6 +334,7 @@ class Packed:
         self.call = _pickled(flat, _name_of(call))
 
 
+_OF_INPUTS_ALONE = "let a result depend on its inputs alone, not on calls before"
 _OTHER_TIME = "look for results that are kept, work that goes on after the call, and clocks that are replaced"
 
 
@@ -386,9 +387,14 @@ def hold_to_account(
             witness = Definition(trusted.exact, trusted.plain, packed.inputs, trusted.multiple)
         judge = Judge(witness, [lambda _seed: _fresh(packed.inputs)], terms, holding)
         candidate = judge.begin(packed.call, stack)
+        if trusted is not None:  # a twin's calls are poisoned too
+            sets = judge.sets(1)
+            span = candidate.span([list(sets[0].values())], Manner(poisons=True))
+            judge.calls += 1
+            judge.check(candidate, span, sets, 0, (0, 0))
         control = stack.enter_context(Stranger(Role.CONTROL, nothing(holding.device), holding))
         progress(_APART)
-        found = Race(judge, candidate, _Here(workload, device, control), control).run()
+        found = Race(judge, candidate, _Here(workload, device, control, progress), control).run()
         if device.type != "cpu":
             judge.look(candidate)
     enough_ns = _SLOWER * max(call_ns, found.base_ns) + _RESOLVED_NS
@@ -411,7 +417,8 @@ def hold_to_account(
 def _refused(trusted: Trusted | None) -> Iterator[None]:
     """Turn what speaks against a workload into an error of the case."""
     try:
-        yield
+        with refusing():
+            yield
     except RefusedError as error:
         text = f"{error.reason}, in a process of its own: {error.text}"
         if error.reason is Reason.CLOCK:
@@ -422,7 +429,8 @@ def _refused(trusted: Trusted | None) -> Iterator[None]:
             remedy = "let it run on fresh values of its arguments, and without the session's files"
             raise UsageError(text, remedy) from None
         if trusted is None:
-            raise ResultsError(error.text, "let a result depend on its inputs alone, not on calls before") from None
+            is_form = error.reason is Reason.FORM
+            raise ResultsError(error.text, "return tensors" if is_form else _OF_INPUTS_ALONE) from None
         raise WrongResultError(text, "let it compute its result from its arguments' values, in every call") from None
 
 
@@ -431,11 +439,12 @@ class _Here:
 
     role = Role.RIVAL
 
-    def __init__(self, workload: Workload, device: torch.device, control: Stranger) -> None:
-        self._workload, self._device, self._control = workload, device, control
+    def __init__(self, workload: Workload, device: torch.device, control: Stranger, progress: Progress) -> None:
+        self._workload, self._device, self._control, self._progress = workload, device, control, progress
 
     def span(self, sets: Sequence[Sequence[Tensor]]) -> Span:
         """Call the workload as often as there are sets of arguments, and return the time; its own arguments stay."""
+        self._progress(_APART)  # a sign of life
         spent_ns = self._control.span(sets).ns
         for _ in sets:
             self._workload.make_ready(1)
@@ -473,7 +482,16 @@ class _Twin:
                 "write every element of a result before the call returns",
             )
         self._has_results = any(found)
-        self._repeats = all(_agree(found[one], self._returned(sets[one])) for one in reversed(range(_CALLS)))
+        self._repeats = True
+        for one in reversed(range(_CALLS)):
+            if not _agree(found[one], now := self._returned(sets[one])):
+                self._repeats = False
+                later = [now, *(self._returned(sets[one]) for _ in range(2))]
+                # Whole numbers, such as drawn indices, can be equal twice by chance.
+                is_telling = any(bool((each != each.round()).any()) for each in found[one] if each.is_floating_point())
+                if is_telling and any(_is_same(a, b) for a, b in pairwise(later)):
+                    raise ResultsError("the same inputs have another result after further calls", _OF_INPUTS_ALONE)
+                break
         if not self._repeats and _stale(sets, found):
             raise ResultsError(
                 "a call returned, bit by bit, what the call before had returned for other inputs",
@@ -500,13 +518,19 @@ class _Twin:
         theirs = self._returned(inputs)
         if _agree(mine, theirs):
             return ""
-        self._repeats = _agree(theirs, self._returned(inputs))
+        # A state that moves, as in training, is another in each call, if only by a bit.
+        self._repeats = _is_same(theirs, self._returned(inputs))
         return "two processes return different results for the same inputs" if self._repeats else None
 
     def _returned(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         with refusing():
             span = self._process.span([list(inputs.values())], Manner(poisons=True))
             return [found for one in span.outputs[0] if (found := self._process.result(one)) is not None]
+
+
+def _is_same(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    same_forms = [(one.shape, one.dtype) for one in mine] == [(one.shape, one.dtype) for one in theirs]
+    return same_forms and all(same_bits(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def _agree(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

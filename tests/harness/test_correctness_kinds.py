@@ -172,6 +172,28 @@ def test_elements_of_a_size_that_larger_ones_hide_are_looked_at(rows: tuple[int,
         verify(lambda x: with_large(x, 0.0), normal, reference=with_large, plain=with_large)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_elements_of_pure_rounding_have_no_digit_to_be_right(dtype: torch.dtype) -> None:
+    """Where the means of constant rows are taken off, what is left is rounding, and plain may have the same one."""
+
+    def make(seed: int) -> dict[str, Tensor]:
+        x = normal(seed)["x"][:8, :7].to(dtype)
+        x[:4] = x[:4, :1]
+        return {"x": x}
+
+    def centred(x: Tensor) -> Tensor:
+        return x.to(dtype) - x.to(dtype).mean(-1, keepdim=True)
+
+    def summed(x: Tensor) -> Tensor:
+        return x - (x / x.shape[-1]).sum(-1, keepdim=True)
+
+    def magnitudes(x: Tensor, upstream: object) -> dict[str, Tensor]:
+        return {"out": x.abs().amax(-1, keepdim=True)}
+
+    verify(summed, make, reference=centred, plain=centred, multiple=8.0)
+    verify(summed, make, reference=centred, plain=centred, multiple=8.0, magnitudes=magnitudes)
+
+
 def test_a_random_reference_is_refused_and_one_that_repeats_itself_is_not() -> None:
     def dropped(x: Tensor) -> Tensor:
         return torch.nn.functional.dropout(x)

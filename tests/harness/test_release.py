@@ -17,7 +17,7 @@ WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 
 def test_the_workflow_that_publishes_the_site_is_githubs() -> None:
     path = WORKFLOW.with_name("site.yml")
-    assert accepted_by_github(path).returncode == 0
+    assert accepted_by_github([path]).returncode == 0
     build, publish = jobs_of(read_workflow(path))
     assert [step["run"] for step in build["steps"] if "run" in step] == ["make site"]
     assert (publish["needs"], publish["permissions"]) == ("build", {"pages": "write", "id-token": "write"})
@@ -54,7 +54,7 @@ def test_what_keeps_a_version_from_being_released_is_said(headings: str, tag: st
 
 
 def test_the_workflow_that_publishes_is_githubs_and_only_its_last_job_may_publish() -> None:
-    assert accepted_by_github(WORKFLOW).returncode == 0
+    assert accepted_by_github([WORKFLOW]).returncode == 0
     workflow = read_workflow(WORKFLOW)
     build, publish = jobs_of(workflow)
     assert workflow["on"] == {"push": {"tags": ["v*"]}}

@@ -154,14 +154,32 @@ def right_at_first(x):
     checked[0] += 1
     return right(x) if checked[0] < 20 else torch.full_like(x, 1 / 32)
 
-MEASURED = [right, by_shape, counts, late, unwritten, into, in_samples, replaces]
+latched, means = [0], {}
+
+def latches(x):
+    latched[0] += 1
+    return right(x) if latched[0] < 11 else torch.zeros_like(x)
+
+def drifts(x):
+    means["x"] = torch.lerp(means.get("x", x), x, 1e-5)
+    return means["x"].clone()
+
+def leaves_a_row(x):
+    out = torch.empty(17, 32)
+    out[:16] = right(x)
+    return out
+
+def with_a_row(x):
+    return torch.cat((right(x), x.new_zeros(1, 32)))
+
+MEASURED = [latches, drifts, right, by_shape, counts, late, unwritten, into, in_samples, replaces]
 MEASURED += [in_rows, into_one_buffer, every_second, enters, boxed]
-REFERRED = [right, constant, of_other_dtype, finds_the_reference, into, right_at_first]
+REFERRED = [leaves_a_row, right, constant, of_other_dtype, finds_the_reference, into, right_at_first]
 
 @pytest.mark.perf
 @pytest.mark.parametrize("fn", REFERRED, ids=lambda fn: fn.__name__)
 def test_against_what_is_right(perf, fn):
-    perf.reference(torch.relu_ if fn is into else reference)
+    perf.reference(torch.relu_ if fn is into else with_a_row if fn is leaves_a_row else reference)
     perf(fn, torch.randn(16, 32))
 
 @pytest.mark.perf
@@ -239,12 +257,15 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str
         "-m",
         "perf",
         "-k",
-        "test_perf and (right or by_shape or counts or late or unwritten or rows or one_buffer or every or boxed) "
+        "test_perf and (latches or drifts or right or by_shape or counts or late or unwritten or rows or one_buffer or "
+        "every or boxed) "
         "or lock or step or probabilities or table or numbers or expanded or leaf",
         "--perf-adversarial",
     )
     verdicts = {name: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
     assert verdicts == {
+        "test_perf[latches]": "failed",
+        "test_perf[drifts]": "new",
         "test_perf[right]": "new",
         "test_perf[by_shape]": "failed",
         "test_perf[counts]": "new",
@@ -284,6 +305,7 @@ def test_results_are_compared_with_the_reference_that_a_case_states(
         "finds_the_reference": here,
         "into": "new",
         "right_at_first": "failed",
+        "leaves_a_row": here,
     }
     assert verdicts == wanted, said
     for name in ("constant", "of_other_dtype", "right_at_first"):
