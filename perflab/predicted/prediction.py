@@ -118,18 +118,12 @@ def traced(
         proofs: results for calls traced before; this call's result is added. None: layers that are built alike are
             taken to do alike work.
         whole: run every layer.
-        watch: is shown each operator; the proof that layers are alike is a part of its own. None: nobody is, or a
-            caller who has begun to watch (``watched``).
+        watch: is shown each operator; the proof that layers are alike is a part of its own.
 
     Raises:
         Exception: whatever the work raises.
         CalledOff: the watch stopped the trace of the call itself. If the watch stops the proof, a note says so.
     """
-    with watched(watch):
-        return _traced(work, hidden, proofs, whole, watch)
-
-
-def _traced(work: Work, hidden: Hidden, proofs: Proofs | None, whole: bool, watch: Watch | None) -> Traced:
     reached = list(reachable(work.roots))
     book = book_of(reached, None if proofs is None else proofs.written)
     notes = [_COMPILED] if any(map(is_compiled, reached)) else []
@@ -139,18 +133,23 @@ def _traced(work: Work, hidden: Hidden, proofs: Proofs | None, whole: bool, watc
     # What shards a model, or averages its gradients, has made its plans for all layers.
     if book.long_stacks and not whole and lone_rank() is None:
         try:
-            result, more = _trace_cut(work, book, hidden, FEW + 1, warm_up=True)
-            _, few = _trace_cut(work, book, hidden, FEW, warm_up=False)
-            parameters = (one.tensor for one in holdings(reached, book) if one.category == "parameters")
-            trace = replace(unroll(few, more, book.layers), parameters=sum(map(elements_here, parameters)))
-            unrolled = Traced(trace, result, [FEW, FEW + 1], notes)
+            result, more = _trace_cut(work, book, hidden, FEW + 1, watch, warm_up=True)
+            _, few = _trace_cut(work, book, hidden, FEW, watch, warm_up=False)
+            trace = unroll(few, more, book.layers)
+            gained = {trace.layers[one] - number for one, number in more.layers.items() if few.layers[one] < number}
+            if len(gained) == 1:  # a call may give its layers parameters of their own: those left out have none yet
+                parameters = more.parameters + gained.pop() * (more.parameters - few.parameters)
+            else:
+                held = (one.tensor for one in holdings(reached, book) if one.category == "parameters")
+                parameters = sum(map(elements_here, held))
+            unrolled = Traced(replace(trace, parameters=parameters), result, [FEW, FEW + 1], notes)
             if proofs is None:
                 return unrolled
             kind = proofs.kind(work, book, reached)
             if kind not in proofs.known and kind not in proofs.given_up:
                 try:
                     with watch.part("every layer") if watch is not None else nullcontext():
-                        result, seen, _ = _trace_whole(work, book, hidden)
+                        result, seen, _ = _trace_whole(work, book, hidden, watch)
                 except CalledOff as end:
                     proofs.given_up[kind] = f"{_UNPROVEN} {end}"
                 else:
@@ -166,19 +165,20 @@ def _traced(work: Work, hidden: Hidden, proofs: Proofs | None, whole: bool, watc
             notes.append(_UNLIKE)
         except _FAILS_WHEN_CUT as error:  # the call depends on the number of layers, or fails with any number
             notes.append(f"every layer was traced: with {FEW + 1} layers the call raises {type(error).__name__}")
-    result, found, communicated = _trace_whole(work, book, hidden)
+    result, found, communicated = _trace_whole(work, book, hidden, watch)
     return Traced(found, result, [], notes, communicated)
 
 
-def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden) -> tuple[Any, Trace, Seen | None]:
+def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | None) -> tuple[Any, Trace, Seen | None]:
     """Warm up, and trace every layer under its name in the book, made before any run: runs set attributes in layers."""
     for _ in range(calls_until_steady()):
-        result = work.call()
-        work = work.made_ready()
+        with watched(watch):
+            result = work.call()
+            work = work.made_ready()
     alone = lone_rank()
     begun = alone.seen.copy() if alone is not None else None
     on_fakes = alone.seen if alone is not None and not alone.over_nocuda else None
-    tracer = Tracer(book, holdings(reachable(work.roots), book), work.spans, hidden, on_fakes)
+    tracer = Tracer(book, holdings(reachable(work.roots), book), work.spans, hidden, watch, on_fakes)
     found = tracer.trace_of(work.run)
     return result, found, alone.seen.since(begun) if alone is not None and begun is not None else None
 
@@ -237,12 +237,18 @@ def predict(
     return now, found
 
 
-def _trace_cut(work: Work, book: ModuleBook, hidden: Hidden, count: int, *, warm_up: bool) -> tuple[Any, Trace]:
+def _trace_cut(
+    work: Work, book: ModuleBook, hidden: Hidden, count: int, watch: Watch | None, *, warm_up: bool
+) -> tuple[Any, Trace]:
     with book.cut(count) as left_out:
-        result = work.call() if warm_up else None
-        work = work.made_ready()
+        result = None
+        if warm_up:
+            with watched(watch):
+                result = work.call()
+        with watched(watch):
+            work = work.made_ready()
         held = holdings(reachable(work.roots), book, left_out)
-        return result, Tracer(book, held, work.spans, hidden).trace_of(work.run)
+        return result, Tracer(book, held, work.spans, hidden, watch).trace_of(work.run)
 
 
 def _uncounted(costs: Sequence[Cost]) -> list[str]:

@@ -268,6 +268,24 @@ def test_layers_that_are_alike_are_predicted_from_few_and_come_out_as_the_whole(
     assert unrolled.trace.parameters == sum(parameter.numel() for parameter in make().parameters())
 
 
+class Late(Block):
+    """A block that makes a parameter of its own when it is first called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(WIDTH))
+        return super().forward(x) * self.scale
+
+
+def test_parameters_that_a_call_gives_its_layers_are_counted_in_those_that_are_left_out_too() -> None:
+    def make() -> Work:
+        model = Model(Late() for _ in range(LAYERS))
+        return work(lambda: model(torch.ones(4, WIDTH)).sum().backward(), model)
+
+    unrolled, whole = both(make)
+    assert (unrolled.layers_run, unrolled.trace.parameters) == ([3, 4], whole.trace.parameters)
+
+
 @pytest.mark.parametrize("make", UNLIKE.values(), ids=UNLIKE)
 def test_layers_that_are_not_alike_are_all_run(make: Make) -> None:
     found, whole = both(lambda: trained(make(), MOMENTUM))

@@ -184,6 +184,12 @@ def test_few_calls_are_enough_for_curves_of_memory() -> None:
     assert max(lines_calls + parabola_calls) <= 7
 
 
+def test_a_peak_that_jumps_after_a_plateau_is_bisected() -> None:
+    counted = Counted(lambda n: 72 * GIB + (n > 6_000_000) * 10 * GIB)
+    assert largest(counted, 79 * GIB, start=8) == 6_000_000
+    assert len(counted.asked) <= TRUSTED_CALLS + math.ceil(math.log2(MOST))
+
+
 def test_the_answer_is_none_or_most_at_the_ends() -> None:
     counted = Counted(lambda n: 90 * GIB + n)
     assert largest(counted, 79 * GIB, start=8) is None

@@ -60,7 +60,7 @@ def kernels_in(file: Path, arch: int, pattern: str, *, nvdisasm: str, cuobjdump:
             if not any(wanted.search(name) for name in names):
                 continue
             said = _run([cuobjdump, "-res-usage", str(cubin.absolute())], cubin.parent)
-            usage = {name: map(int, numbers) for name, *numbers in _USAGE.findall(said)}
+            usage = {name: tuple(map(int, numbers)) for name, *numbers in _USAGE.findall(said)}
             for function in disassemble(cubin, nvdisasm):
                 if wanted.search(function.name) and function.name in usage:
                     found = True

@@ -1,4 +1,4 @@
-"""Private attributes that a prediction replaces, as (owner, name), and their replacement for the length of a block.
+"""Private attributes that predictions and profiles replace, as (owner, name), for the length of a block.
 
 A case calls the public function around each of them: patching that function would leave PyTorch's own calls unchanged.
 """
@@ -47,6 +47,7 @@ class Private(NamedTuple):
         usual = getattr(owner, name)
 
         def run(*arguments: Any, **keywords: Any) -> Any:
+            __tracebackhide__ = True
             with context():
                 return usual(*arguments, **keywords)
 

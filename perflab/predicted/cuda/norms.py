@@ -22,7 +22,7 @@ def _group_norm(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *siz
     A launch more computes them (``cuda/group_norm_kernel.cu``).
     """
     batch, channels, size, groups = sizes[:4]
-    if size <= 1 or (weight is None and bias is None):
+    if size == 1 or (weight is None and bias is None):
         return 0, 2
     of_groups = groups if tensor.element_size() < _FLOAT32 else 0
     return int(2 * batch * (channels + of_groups) * _accumulated(tensor)), 3

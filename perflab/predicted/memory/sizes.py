@@ -145,15 +145,13 @@ def largest(
     while over - fits > 1:
         widths.append(over - fits)
         at = _meeting(points, room_bytes) if points else float(start)
-        if at is None and over == end:
-            number = min(2 * fits + 1, end - 1)  # no curve: double
-        elif (
-            at is None
-            or len(widths) > TRUSTED_CALLS
-            or (len(widths) > 3 and over < end and 2 * widths[-1] > widths[-4])
+        if len(widths) > TRUSTED_CALLS or (
+            over < end and (at is None or (len(widths) > 3 and 2 * widths[-1] > widths[-4]))
         ):
-            # Bisect after many calls, or if the last three did not even halve the interval.
+            # Bisect after many calls, without a curve, or if the last three did not even halve the interval.
             number = (fits + over) // 2
+        elif at is None:
+            number = min(2 * fits + 1, end - 1)  # no curve: double
         else:
             number = min(max(math.floor(min(at / step, float(end))), fits + 1), over - 1)
         points[number * step] = peak_bytes(number * step)

@@ -20,6 +20,7 @@ from perflab.predicted.gpus import MODELLED, DataSheet, Gpu, gpu_by_device_name
 from perflab.predicted.memory.sizes import Interpolated, Outline, largest, outline_of
 from perflab.predicted.store import PredictedStore
 from perflab.predicted.trace.trace import Trace
+from perflab.predicted.trace.watch import Watch
 from perflab.predicted.world.lone_rank import FAKE, LoneRank, playing
 from perflab.results.predicted import Fit, Prediction
 from perflab.store.case_files import module_of, name_of
@@ -67,7 +68,9 @@ class Explorer:
         self._trusted: dict[tuple[_Test, str], int] = {}
         """The number of points whose interpolated peak a trace has confirmed, by test and name of the size."""
 
-    def fit(self, prediction: Prediction, trace: Trace, state: CaseState, gpu: DataSheet) -> Fit | None:
+    def fit(
+        self, prediction: Prediction, trace: Trace, state: CaseState, gpu: DataSheet, watch: Watch | None = None
+    ) -> Fit | None:
         """Return which GPUs a case fits, the largest sizes that fit, and, if the case does not fit, remedies' peaks.
 
         Args:
@@ -75,9 +78,10 @@ class Explorer:
             trace: the trace from which the prediction was made.
             state: the case, and how to build it in other sizes.
             gpu: the GPU that the case has to fit.
+            watch: is notified of each operator of other sizes.
 
         Raises:
-            CalledOff: a watch stopped the tracing. Sizes traced by then are remembered.
+            CalledOff: the watch stopped the tracing. Sizes traced by then are remembered.
         """
         exploration = state.exploration
         fit = fit_of(prediction, gpu)
@@ -92,7 +96,7 @@ class Explorer:
         room_bytes = fit.room_bytes - prediction.workspace_bytes
 
         def outline_with(changes: Mapping[str, Any]) -> Outline:
-            return outline_for(functools.partial(build, **{**sizes, **changes}), gpu, whole=whole)
+            return outline_for(functools.partial(build, **{**sizes, **changes}), gpu, whole=whole, watch=watch)
 
         def largest_of(name: str) -> int | None:
             def outline_at(size: int) -> Outline:
@@ -114,7 +118,9 @@ class Explorer:
         )
 
 
-def worlds_of(outline: Outline, state: CaseState, gpu: Gpu, alone: LoneRank) -> dict[int, int]:
+def worlds_of(
+    outline: Outline, state: CaseState, gpu: Gpu, alone: LoneRank, watch: Watch | None = None
+) -> dict[int, int]:
     """Return about the peak of a rank in bytes by the number of ranks, of a case that says how to build itself.
 
     The call is traced as a rank of one other world, and each block's size is interpolated over the share of a rank,
@@ -126,12 +132,13 @@ def worlds_of(outline: Outline, state: CaseState, gpu: Gpu, alone: LoneRank) -> 
         state: the case.
         gpu: the GPU to trace for.
         alone: the rank that was played; its group is left.
+        watch: is notified of each operator.
     """
     assert state.exploration is not None
     here, other = alone.world_size, FARTHER if alone.world_size < FARTHER else WORLDS[0]
     build = functools.partial(state.exploration.build, **{**state.exploration.sizes, WORLD: other})
     with playing(LoneRank(min(alone.rank, other - 1), other), FAKE):
-        there = outline_for(build, gpu)
+        there = outline_for(build, gpu, watch=watch)
     shares = math.lcm(here, *WORLDS)
     reckoned = Interpolated({shares // here: outline, shares // other: there})
     if not reckoned.holds:
@@ -210,22 +217,23 @@ def work_of(workload: Workload) -> Work:
     return Work(workload.run, roots, workload.spans, set_up if needs_set_up else None)
 
 
-def outline_for(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False) -> Outline:
+def outline_for(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False, watch: Watch | None = None) -> Outline:
     """Return the outline of one call, on a GPU, of what ``make`` returns: a callable, or a step's phases.
 
     ``whole``: run all layers.
     """
     from perflab.predicted.cuda.kernels import OnCuda
-    from perflab.predicted.prediction import traced
+    from perflab.predicted.prediction import traced, watched
 
-    made = make()
+    with watched(watch):
+        made = make()
     if not callable(made) and not isinstance(made, dict):
         raise UsageError(
             f"build of perf.fits() gave {type(made).__name__!r}",
             "let it return a callable without arguments, or the phases of perf.step or perf.phases as a dict",
         )
     workload = phases_of(made) if isinstance(made, dict) else Workload(made, (), {})
-    return outline_of(traced(work_of(workload), OnCuda(gpu), whole=whole).trace)
+    return outline_of(traced(work_of(workload), OnCuda(gpu), whole=whole, watch=watch).trace)
 
 
 def with_estimate(

@@ -273,11 +273,12 @@ class Predictions:
         If building the case for other sizes fails or takes too long, a note says so, and the prediction stays complete
         otherwise.
         """
-        fit = fit_of(now, self._gpu)
+        gpu = self._gpu
         if self._settings.dry_run:  # a dry run would run each size
-            return changed(now, fit=fit)
-        with _building(time, "other sizes") as failed:
-            fit = self._explorer.fit(now, trace, state, self._gpu)
+            return changed(now, fit=fit_of(now, gpu))
+        fit = fit_of(now, gpu)
+        with _building() as failed, time.part("other sizes"):
+            fit = self._explorer.fit(now, trace, state, gpu, time)
         return changed(now, fit=fit, notes=[*now.notes, *(f"no larger sizes are known: {why}" for why in failed)])
 
     def _with_worlds(self, state: CaseState, outcome: PredictedCase) -> PredictedCase:
@@ -295,8 +296,8 @@ class Predictions:
         outline, time = traced
         group.close()
         try:
-            with self.fake(), _building(time, "other worlds") as failed:
-                worlds = worlds_of(outline, state, gpu, alone)
+            with _building() as failed, time.part("other worlds"), self.fake():
+                worlds = worlds_of(outline, state, gpu, alone, time)
         finally:
             self._progress.clear()
             group.enter_context(playing(LoneRank(alone.rank, alone.world_size), FAKE))
@@ -345,18 +346,14 @@ class Predictions:
 
 
 @contextlib.contextmanager
-def _building(time: Watch, what: str) -> Iterator[list[str]]:
+def _building() -> Iterator[list[str]]:
     """Yield a list that gets the reason if ``build`` of ``perf.fits`` raises within the block, or takes too long.
 
-    The prediction stays complete otherwise. Errors of the project's set-up are raised. The block is the part ``what``
-    of the watched time.
+    The prediction stays complete otherwise. Errors of the project's set-up are raised.
     """
-    from perflab.predicted.prediction import watched
-
     failed: list[str] = []
     try:
-        with time.part(what), watched(time):
-            yield failed
+        yield failed
     except (InternalsError, UsageError):
         raise
     except CalledOff as end:

@@ -53,6 +53,7 @@ from perflab.predicted.trace.operators import (
     tensors_in,
 )
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Lists, Op, Part, Place, Saved, Trace, Use
+from perflab.predicted.trace.watch import Watch
 from perflab.results.peak import GATHERED
 from perflab.results.profile import BACKWARD
 
@@ -74,6 +75,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held: the tensors alive before the run.
         spans: the phase of each span, in order; empty if there are no phases.
         hidden: the memory and launches inside of operators.
+        watch: is notified of each operator.
         seen: is notified of functional collectives, which call no backend on fake tensors.
     """
 
@@ -83,10 +85,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held: Iterable[Holding],
         spans: tuple[str, ...],
         hidden: Hidden,
+        watch: Watch | None = None,
         seen: Seen | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._book, self._hidden, self._seen = book, hidden, seen
+        self._book, self._hidden, self._watch, self._seen = book, hidden, watch, seen
         self._spans, self._span = spans, 0
         self._events: list[Event] = []
         self._held: list[Alloc] = []
@@ -121,7 +124,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Raises:
             Exception: whatever ``run`` raises.
-            CalledOff: a watch stopped the tracing.
+            CalledOff: the watch stopped the tracing.
         """
         with collector_off():  # until the trace is made: cycles freed before would count as blocks of the result
             with self.watching():
@@ -296,6 +299,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _is_composite(func) and torch.is_inference_mode_enabled():
             with self:
                 return func.decompose(*args, **kwargs)
+        if self._watch is not None:
+            self._watch.operator()
         kind = kind_of(func)
         if self._seen is not None and kind.name == _WAIT:
             return args[0]  # the tensor itself, of which its shape rule makes another one
@@ -306,13 +311,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place, layer = self._here()
         if self._modules or not is_in_backward():
             self._places.setdefault(last_sequence_number(), (place, layer))
+        if kind.is_view:
+            return result
         first = next(tensors_in(args), None)
         is_of_host = first is not None and self._is_elsewhere(first)
-        if (
-            is_of_host and self._hidden.device_type is not None
-        ):  # a copy may be in the device's memory; fake ones are not
+        # A copy may be in the device's memory; fake ones are not.
+        if is_of_host and self._hidden.device_type is not None:
             is_of_host = all(map(self._is_elsewhere, tensors_in(result)))
-        if kind.is_view or is_of_host:
+        if is_of_host:
             return result
         elsewhere = self._hidden.on_host(kind.name)
         there = [one for at, one in enumerate(result) if at not in elsewhere] if elsewhere else result

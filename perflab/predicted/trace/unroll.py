@@ -46,7 +46,7 @@ def unroll(few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
         layers: the wanted number of layers of each stack that is unrolled.
 
     Returns:
-        A trace whose blocks are numbered in order of allocation. The caller counts its parameters, all of which exist.
+        A trace whose blocks are numbered in order of allocation. The caller counts its parameters.
 
     Raises:
         NotPeriodic: the layers do not repeat, or the pattern cannot be derived; all layers have to be traced.

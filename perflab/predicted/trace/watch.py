@@ -60,10 +60,11 @@ class Watch:
         """
         part = self._part
         spent_ns = clock.read_processor_ns() - part.began_ns
-        so_far = f"; {part.operators:,} operators so far"
-        if clock.read_ns() >= self._run_ends_ns:
-            raise CalledOff(f"took longer than the run had left (--perf-total-budget){so_far}")
-        if spent_ns >= part.budget_ns:
+        is_over = clock.read_ns() >= self._run_ends_ns
+        if is_over or spent_ns >= part.budget_ns:
+            so_far = f"; {part.operators:,} operators so far"
+            if is_over:
+                raise CalledOff(f"took longer than the run had left (--perf-total-budget){so_far}")
             given, more = (f"budget={many * self._budget_s:g}" for many in (1, MORE))
             if self._by_marker:
                 raise CalledOff(f"took longer than @pytest.mark.perf({given}){so_far} (more: {more})")
