@@ -489,7 +489,7 @@ class _Twin:
                 later = [now, *(self._returned(sets[one]) for _ in range(2))]
                 # Whole numbers, such as drawn indices, can be equal twice by chance.
                 is_telling = any(bool((each != each.round()).any()) for each in found[one] if each.is_floating_point())
-                if is_telling and any(_is_same(a, b) for a, b in pairwise(later)):
+                if is_telling and any(_agree(a, b, same_bits) for a, b in pairwise(later)):
                     raise ResultsError("the same inputs have another result after further calls", _OF_INPUTS_ALONE)
                 break
         if not self._repeats and _stale(sets, found):
@@ -519,7 +519,7 @@ class _Twin:
         if _agree(mine, theirs):
             return ""
         # A state that moves, as in training, is another in each call, if only by a bit.
-        self._repeats = _is_same(theirs, self._returned(inputs))
+        self._repeats = _agree(theirs, self._returned(inputs), same_bits)
         return "two processes return different results for the same inputs" if self._repeats else None
 
     def _returned(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
@@ -528,14 +528,9 @@ class _Twin:
             return [found for one in span.outputs[0] if (found := self._process.result(one)) is not None]
 
 
-def _is_same(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+def _agree(mine: Sequence[Tensor], theirs: Sequence[Tensor], how: Callable[[Tensor, Tensor], bool] = alike) -> bool:
     same_forms = [(one.shape, one.dtype) for one in mine] == [(one.shape, one.dtype) for one in theirs]
-    return same_forms and all(same_bits(a, b) for a, b in zip(mine, theirs, strict=True))
-
-
-def _agree(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    same_forms = [(one.shape, one.dtype) for one in mine] == [(one.shape, one.dtype) for one in theirs]
-    return same_forms and all(alike(a, b) for a, b in zip(mine, theirs, strict=True))
+    return same_forms and all(map(how, mine, theirs))
 
 
 def _stale(sets: Sequence[Mapping[str, Tensor]], results: Sequence[Sequence[Tensor]]) -> bool:
@@ -546,7 +541,7 @@ def _stale(sets: Sequence[Mapping[str, Tensor]], results: Sequence[Sequence[Tens
     if all(same_bits(one, sets[1][name]) for name, one in sets[0].items()):
         return False
     for of_calls in zip(*results, strict=False):
-        again = [(a.dtype, a.shape) == (b.dtype, b.shape) and same_bits(a, b) for a, b in pairwise(of_calls)]
+        again = [_agree([a], [b], same_bits) for a, b in pairwise(of_calls)]
         first = of_calls[0]
         is_now_and_then = any(again) and not all(again) and first.is_floating_point()
         if is_now_and_then and torch.unique(first.float()).numel() >= _TELLING:
