@@ -329,7 +329,7 @@ class Packed:
                     "put the reference in a file of its own or of tests: the candidate's process must not have "
                     "the answers",
                 )
-        self.inputs = {name: copied(one) if name in flat.writes else one for name, one in flat.inputs.items()}
+        self.inputs = {name: copied(one) for name, one in flat.inputs.items()}  # the session's calls may overwrite them
         flat.inputs = {}
         self.call = _pickled(flat, _name_of(call))
 
