@@ -31,6 +31,7 @@ from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import synchronize
 from perflab.measure.stopping import Progress
+from perflab.measurement.callables import Comparison
 from perflab.processes.peer import How
 from perflab.results.records import Verdict
 from perflab.running.case.reference import IN_PLACE, UNDEFINED, Reference, Trusted
@@ -370,7 +371,7 @@ def hold_to_account(
         may_change=trusted is None or bool(trusted.plain.writes),
         may_return=True,
         wide=trusted is not None,
-        budget_s=_BUDGET_S,
+        budget_s=0.0,
         threshold=_SLOWER - 1,
         pairs=_CALLS,
         in_a_row=_IN_A_ROW,
@@ -394,11 +395,14 @@ def hold_to_account(
             judge.check(candidate, span, sets, 0, (0, 0))
         control = stack.enter_context(Stranger(Role.CONTROL, nothing(holding.device), holding))
         progress(_APART)
-        found = Race(judge, candidate, _Here(workload, device, control, progress), control).run()
+        here = _Here(workload, device, control, progress)
+        found = Race(judge, candidate, here, control).run()
+        if _is_longer(found, call_ns) and found.verdict is not Verdict.REGRESSED:  # the machine may be busy
+            judge.terms = replace(terms, budget_s=_BUDGET_S)
+            found = Race(judge, candidate, here, control).run()
         if device.type != "cpu":
             judge.look(candidate)
-    enough_ns = _SLOWER * max(call_ns, found.base_ns) + _RESOLVED_NS
-    if found.verdict is Verdict.REGRESSED and found.candidate_ns > enough_ns:
+    if _is_longer(found, call_ns) and found.verdict is Verdict.REGRESSED:
         raise ClockError(
             f"a call was measured as {format_ns(call_ns)}, and takes {format_ns(found.candidate_ns)} in a process of "
             "its own, on fresh inputs and by a clock outside of it",
@@ -411,6 +415,11 @@ def hold_to_account(
         if isinstance(witness, Definition)
         else witness.told(judge.checked)
     )
+
+
+def _is_longer(found: Comparison, call_ns: float) -> bool:
+    """Whether a call takes so much longer in a process of its own that its measured time looks bent."""
+    return found.candidate_ns > _SLOWER * max(call_ns, found.base_ns) + _RESOLVED_NS
 
 
 @contextlib.contextmanager
@@ -443,15 +452,14 @@ class _Here:
         self._workload, self._device, self._control, self._progress = workload, device, control, progress
 
     def span(self, sets: Sequence[Sequence[Tensor]]) -> Span:
-        """Call the workload as often as there are sets of arguments, and return the time; its own arguments stay."""
+        """Call the workload once, with its own arguments, and return the time of as many calls as there are sets."""
         self._progress(_APART)  # a sign of life
-        spent_ns = self._control.span(sets).ns
-        for _ in sets:
-            self._workload.make_ready(1)
-            began_ns = clock.read_ns()
-            self._workload.run()
-            synchronize(self._device)
-            spent_ns += clock.read_ns() - began_ns
+        asked_ns = self._control.span(sets).ns
+        self._workload.make_ready(1)
+        began_ns = clock.read_ns()
+        self._workload.run()
+        synchronize(self._device)
+        spent_ns = asked_ns + len(sets) * (clock.read_ns() - began_ns)
         return Span(spent_ns, spent_ns)
 
 
@@ -519,7 +527,8 @@ class _Twin:
         if _agree(mine, theirs):
             return ""
         # A state that moves, as in training, is another in each call, if only by a bit.
-        self._repeats = _agree(theirs, self._returned(inputs), same_bits)
+        later = [theirs, *(self._returned(inputs) for _ in range(2))]
+        self._repeats = any(_agree(a, b, same_bits) for a, b in pairwise(later))
         return "two processes return different results for the same inputs" if self._repeats else None
 
     def _returned(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:

@@ -61,8 +61,8 @@ class Terms:
     """The slowdown that counts, as a share."""
     pairs: int = 1
     """The pairs of turns, at least."""
-    in_a_row: int = 1
-    """The calls that are timed together, at least: what hands out one buffer twice is seen in rows."""
+    in_a_row: int | None = None
+    """The calls that are timed together, once a turn; None: as many as last for some milliseconds, in some spans."""
 
 
 @dataclass(frozen=True)

@@ -128,8 +128,11 @@ class Race:
         call_ns = min(least)
         # What is far slower must not spend the time for all pairs in a few of them.
         wanted = min(_SPAN_NS / call_ns, _LONG_SPANS * _SPAN_NS / max(least))
+        if self._terms.in_a_row is not None:
+            self._spans = 1
+            return self._terms.in_a_row
         self._spans = max(1, min(_MOST_SPANS, math.ceil(interleave.TURN_NS / max(_SPAN_NS, call_ns))))
-        return max(self._terms.in_a_row, min(_MOST_CALLS, int(wanted), _MOST_BYTES // max(1, size)))
+        return max(1, min(_MOST_CALLS, int(wanted), _MOST_BYTES // max(1, size)))
 
     def _control_ns(self, number: int) -> float:
         sets = self._judge.sets(number)
