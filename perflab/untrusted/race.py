@@ -79,8 +79,6 @@ class Side(Protocol):
     """A side of a race, which makes calls and times them: a callable in a process of its own, or in this one."""
 
     role: Role
-    is_asked: bool
-    """Whether the arguments are sent to a process, which costs time, and need values."""
 
     def span(self, sets: Sequence[Sequence[Tensor]]) -> Span:
         """Make a call for each set of arguments, and return the time of all of them."""
@@ -151,10 +149,9 @@ class Race:
 
     def _call_ns(self, side: str, number: int) -> float:
         """Return the time of one call, of so many in a row with fresh inputs, without what the questions cost."""
-        process = self._sides[side]
-        sets = self._judge.sets(number) if process.is_asked else [{}] * number
+        process, sets = self._sides[side], self._judge.sets(number)
         span = self._judge.span(process, sets)
-        work_ns = span.ns - process.is_asked * self._cost_ns[number]
+        work_ns = span.ns - self._cost_ns[number]
         self._spans_of[side].append((work_ns, span))
         share = 1.0 if number > 1 else _CHECK if self._calls > 1 else _CHECK_LONG
         if side == CANDIDATE and self._draw.random() < share:

@@ -104,8 +104,6 @@ class Span:
 class Stranger:
     """A callable in its process; a context manager, whose end is the process's end."""
 
-    is_asked = True
-
     def __init__(self, role: Role, source: Source, holding: Holding) -> None:
         """Start the process and load the callable.
 
