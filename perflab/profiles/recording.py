@@ -53,7 +53,8 @@ _OF_HOST = ("cpu_op", "user_annotation")
 """Kineto's kinds of events for operators and ranges."""
 _API = ("cuda_runtime", "cuda_driver")
 """Kineto's kinds of events for the host's calls of CUDA."""
-_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Kineto's kinds of events for what a device does."""
 
 
 @dataclass
@@ -98,9 +99,12 @@ def refuse_another_profiler(to_do: str) -> None:
 
 
 @contextlib.contextmanager
-def recording(device: str, *, shapes: bool = False) -> Iterator[Any]:
-    """Profile the block on ``cpu`` or ``cuda``; the profiler that is yielded has results once the block has ended."""
-    with profiler(device, record_shapes=shapes) as opened:
+def recording(device: str, *, shapes: bool = False, memory: bool = False) -> Iterator[Any]:
+    """Profile the block on ``cpu`` or ``cuda``; the profiler that is yielded has results once the block has ended.
+
+    ``shapes`` and ``memory`` say whether it notes the shapes of operators' inputs, and what allocators give out.
+    """
+    with profiler(device, record_shapes=shapes, profile_memory=memory) as opened:
         yield opened
         if device == "cuda":
             clock.wait_for_devices()  # a kernel that has not ended is not recorded
@@ -141,7 +145,7 @@ def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[
         if kind in _OF_HOST:
             host.append(_event(one, details))
             followed.add(one.device_resource_id())
-        elif kind in _WORK:
+        elif kind in WORK:
             work.append(one)
         elif kind in _API:
             start_ns, end_ns, number = one.start_ns(), one.end_ns(), one.correlation_id() or -1 - len(api)
@@ -159,14 +163,6 @@ def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[
         )
     own = (one for one in api.values() if one.thread in followed)
     return _divided(spans, host, kernels, sorted(own, key=lambda one: one.start_ns))
-
-
-def device_span_ns(recorded: Any) -> int | None:
-    """Return the nanoseconds from the first to the last work that a profile saw on devices; None if it saw none."""
-    work = [one for one in kineto_results(recorded).events() if activity_of(one) in _WORK]
-    if not work:
-        return None
-    return int(max(one.end_ns() for one in work) - min(one.start_ns() for one in work))
 
 
 def _divided(

@@ -9,7 +9,8 @@ import json
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ from perflab.tables.escaping import lines_of, one_line
 from perflab.tiers.interface import Run
 from perflab.turns.process import Ancestor, NotForkedError
 from perflab.units import format_count, format_interval, format_ns
-from perflab.untrusted.messages import MOST_TEXT, Entry, Rights
-from perflab.untrusted.records import Judged, Reason
+from perflab.untrusted.messages import Entry, Rights
+from perflab.untrusted.records import MOST_TEXT, Judged, Reason
 
 if TYPE_CHECKING:
     from perflab.untrusted.judge import Terms
@@ -96,6 +97,11 @@ def line_of(judged: Judged) -> str:
     return json.dumps(json.loads(to_json(judged)), separators=(",", ":"))
 
 
+def _listed(tally: Mapping[str, int]) -> str:
+    """Return the commonest names, each after its number."""
+    return ", ".join(f"{number} {name}" for name, number in Counter(tally).most_common(_OPERATORS))
+
+
 def told(judged: Judged) -> list[str]:
     """Return a judgement as lines for people, the verdict first."""
     because = f": {judged.reason}" if judged.reason else ""
@@ -108,14 +114,20 @@ def told(judged: Judged) -> list[str]:
             f"  ×{one.value:.3g} ({format_interval(one.low, one.high)}) the time of {one.rival}: "
             f"{format_ns(one.candidate_ns)} against {format_ns(one.rival_ns)}, {format_count(one.pairs, 'pair')}"
         )
-    if judged.operators:
-        shown = sorted(judged.operators, key=lambda name: -judged.operators[name])[:_OPERATORS]
-        ran = ", ".join(f"{judged.operators[name]} {name}" for name in shown)
-        lines.append(f"  ran, by its own account: {one_line(ran)}")
-    elif judged.threads:
-        lines.append("  ran no operator of PyTorch's, by its own account")
+    if judged.threads:  # it has told
+        amounts = {"allocation": judged.allocations, "thread": judged.threads}
+        amounts |= {"stream": judged.streams, "graph launch": judged.graphs}
+        ran = [
+            _listed(judged.operators) or "no operator of PyTorch's",
+            *([f"kernels: {_listed(judged.kernels)}"] if judged.kernels else []),
+            ", ".join(format_count(number, name) for name, number in amounts.items() if number),
+            *([f"products in float32: {judged.precision}"] if judged.precision != "highest" else []),
+        ]
+        lines.append(f"  ran, by its own account: {one_line('; '.join(ran))}")
     if judged.as_rival:
         lines.append(f"  as the reference does: {one_line(', '.join(judged.as_rival))}")
+    if judged.kernels and judged.kernels.keys() <= set(judged.as_rival):
+        lines.append("  no kernel of its own: the reference runs all of them")
     return [*lines, *(f"  not certain: {one_line(note)}" for note in judged.notes)]
 
 

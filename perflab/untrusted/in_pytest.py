@@ -39,9 +39,9 @@ from perflab.units import format_count, format_ns
 from perflab.untrusted.command import held
 from perflab.untrusted.errors import EndedError, RaisedError, RefusedError, UnfitError, refusing
 from perflab.untrusted.judge import Judge, Terms
-from perflab.untrusted.messages import MOST_TEXT, Manner, Role, TensorAt
+from perflab.untrusted.messages import Manner, Role, TensorAt
 from perflab.untrusted.race import Race
-from perflab.untrusted.records import Reason
+from perflab.untrusted.records import MOST_TEXT, Reason
 from perflab.untrusted.stranger import Holding, Source, Span, Stranger, nothing
 
 if TYPE_CHECKING:

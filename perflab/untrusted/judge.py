@@ -14,12 +14,14 @@ what the questions cost.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,7 +29,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from perflab.base.errors import UsageError
 from perflab.correctness.definition import Definition, described, wider
 from perflab.correctness.run import Function
-from perflab.measure.machine.devices import matmul_flops_per_second
+from perflab.measure.clocks import clock
+from perflab.measure.machine.devices import matmul_flops_per_second, synchronize
 from perflab.measurement.callables import Comparison
 from perflab.units import format_ns
 from perflab.untrusted.errors import EndedError, RaisedError, RefusedError, UnfitError, refusing
@@ -40,6 +43,8 @@ _CHECKS = 2
 """Calls with inputs as they are drawn, for each shape, before the candidate is timed."""
 _BEYOND_PEAK = 4.0
 """The factor by which a rate may exceed the best that this machine has shown, which may have been busy then."""
+_COPYING_NS = 300_000_000
+"""The nanoseconds for which copies are made, of which the fastest shows the rate of memory, until one acquits."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +134,9 @@ def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
         ratios=one.ratios,
         checked=one.checked,
         calls=one.calls,
-        operators=one.looked.operators,
         as_rival=one.as_rival,
-        threads=one.looked.threads,
-        precision=one.looked.precision,
         notes=one.notes,
+        **msgspec.structs.asdict(one.looked),
     )
 
 
@@ -170,7 +173,7 @@ class Judge:
         self.notes: list[str] = []
         self.ratios: list[Ratio] = []
         self.as_rival: list[str] = []
-        self.looked = Looked(operators={}, threads=0, precision="")
+        self.looked = Looked()
 
     def begin(self, source: Source, processes: contextlib.ExitStack) -> Stranger:
         """Start the candidate, let it compile, and check a call of every kind.
@@ -262,16 +265,20 @@ class Judge:
     def look(self, candidate: Stranger, rivals: Sequence[Stranger] = ()) -> None:
         """Record what a call runs. Its process tells that, so it may be accused by it, and is not acquitted."""
         has_cuda = torch.device(self.holding.device).type == "cuda"
-        with contextlib.suppress(RaisedError, EndedError, UnfitError):
+        try:
             sets = self.sets(1)
             self.calls += 1
-            span = candidate.span([list(sets[0].values())], Manner(records=has_cuda))
-            self.looked = candidate.look()
-            refuse_work_outside(self.looked.device_ns, span.ns)
+            how = Manner(records=True)
+            span = candidate.span([list(sets[0].values())], how)
+            mine = self.looked = candidate.look()
+            refuse_work_outside(mine.device_ns, span.ns)
             for rival in rivals[:1]:
-                self.span(rival, sets)
-                theirs = rival.look().operators
-                self.as_rival = sorted(theirs.keys() & self.looked.operators.keys() - _PLAIN_OPERATORS)
+                rival.span([list(sets[0].values())], how)
+                theirs = rival.look()
+                both = theirs.operators.keys() & mine.operators.keys() | theirs.kernels.keys() & mine.kernels.keys()
+                self.as_rival = sorted(both - _PLAIN_OPERATORS)
+        except (RaisedError, EndedError, UnfitError) as error:
+            self.note(f"what a call runs is not known: {str(error).splitlines()[0]}")
         if has_cuda and self.looked.device_ns is None:
             self.note("the profiler saw no work of the device, so its span is not compared with the clock outside")
 
@@ -293,7 +300,11 @@ def _raced(one: Judge, case: Case, candidate: Stranger, processes: contextlib.Ex
                 comparison = race.run()
                 one.ratios.append(_ratio(source.name, comparison, one.terms.threshold))
                 race.refuse_bent_time()
-            _refuse_beyond_hardware(one, case, comparison)
+            if is_too_short(comparison):
+                one.note("calls were as short as what the questions cost, and have no time")
+                continue
+            inputs = {name: tensor.to(one.holding.device) for name, tensor in fresh(case.draws[0]).items()}
+            refuse_beyond_hardware(case.plain, inputs, comparison.candidate_ns, comparison.base_ns)
         except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
             one.note(f"{source.name} cannot be timed: {str(error).splitlines()[0]}")
     return rivals
@@ -312,32 +323,76 @@ def _ratio(rival: str, comparison: Comparison, threshold: float) -> Ratio:
     )
 
 
-def _refuse_beyond_hardware(one: Judge, case: Case, comparison: Comparison) -> None:
-    """Refuse a candidate that is faster than the product in it at the best rate; note it where calls have no time."""
-    if is_too_short(comparison):
-        return one.note("calls were as short as what the questions cost, and have no time")
-    floor_ns = min(_floor_ns(case, one.holding), comparison.base_ns)  # what is trusted does, this hardware can do
-    if (call_ns := comparison.candidate_ns) < floor_ns / _BEYOND_PEAK:
-        text = f"a call takes {format_ns(call_ns)}, and the product in it {format_ns(floor_ns)} at the best rate that "
-        raise RefusedError(Finding.SUSPICIOUS, Reason.FLOOR, text + "this machine has shown")
+def refuse_beyond_hardware(plain: Function, inputs: Mapping[str, Tensor], call_ns: float, rival_ns: float) -> None:
+    """Refuse a call that is faster than this machine can be.
+
+    Args:
+        plain: the function that the call has to compute.
+        inputs: inputs of such a call, by name, on its device.
+        call_ns: the time of a call in nanoseconds.
+        rival_ns: the time of what is trusted: what that does, this hardware can do.
+    """
+    enough_ns = _BEYOND_PEAK * call_ns
+    if enough_ns >= rival_ns or not inputs:
+        return
+    device = next(iter(inputs.values())).device
+    moving_ns = _moving_ns(least_bytes(plain, inputs), device, enough_ns)
+    for work, least_ns in (("product", product_ns(plain, inputs)), ("bytes", moving_ns)):
+        if enough_ns < least_ns:
+            text = f"a call takes {format_ns(call_ns)}, and its {work} {format_ns(least_ns)} at the best rate that "
+            raise RefusedError(Finding.SUSPICIOUS, Reason.FLOOR, text + "this machine has shown")
 
 
-def _floor_ns(case: Case, holding: Holding) -> float:
-    """Return the time of the definition's product at the best rate; 0 without one, or with several.
+def product_ns(plain: Function, inputs: Mapping[str, Tensor]) -> float:
+    """Return the time of a function's product at the best rate, in nanoseconds; 0 without one, or with several.
 
     A chain of products may be done in another order with fewer operations.
     """
     from perflab.untrusted.worker import noted_operators
 
-    inputs = fresh(case.draws[0])
     with FlopCounterMode(display=False) as counter:
-        seen = noted_operators(lambda: case.plain(*inputs.values()))
+        seen = noted_operators(lambda: plain(*(one.clone() for one in inputs.values())))
     counts = counter.get_flop_counts().get("Global", {})
-    dtypes = {one.dtype for one in inputs.values() if one.is_floating_point()}
+    forms = {(one.device, one.dtype) for one in inputs.values() if one.is_floating_point()}
     products = [number for name, number in seen.items() if any(one in name for one in ("mm", "conv", "attention"))]
-    if len(counts) != 1 or len(dtypes) != 1 or sum(products) != 1:
+    if len(counts) != 1 or len(forms) != 1 or sum(products) != 1:
         return 0.0
-    return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(torch.device(holding.device), dtypes.pop())
+    return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(*forms.pop())
+
+
+def least_bytes(plain: Function, inputs: Mapping[str, Tensor]) -> int:
+    """Return the number of bytes that any code of a function has to read and write.
+
+    Written are results other than zero, which memory fresh from the system has. Read are values of inputs whose
+    gradient is not zero; none where the function has no gradient.
+    """
+    used = _listed(plain(*(one.clone() for one in inputs.values())))
+    with contextlib.suppress(RuntimeError):  # a function without gradients
+        leaves = [one.clone().requires_grad_(one.is_floating_point()) for one in inputs.values()]
+        roots = [one for one in _listed(plain(*(one.clone() for one in leaves))) if one.requires_grad]
+        upstream = [torch.randn_like(one) for one in roots]
+        wanted = [one for one in leaves if one.requires_grad]
+        used += [one for one in torch.autograd.grad(roots, wanted, upstream, allow_unused=True) if one is not None]
+    return sum(int(one.count_nonzero()) * one.element_size() for one in used)
+
+
+def _moving_ns(size: int, device: torch.device, enough_ns: float) -> float:
+    """Return the time of a cached copy that moves so many bytes, in nanoseconds: the best, or one that is enough."""
+    source = torch.ones(size // 2, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best_ns, began_ns = math.inf, clock.read_ns()
+    while best_ns > enough_ns and clock.read_ns() - began_ns < _COPYING_NS:
+        for threads in (contextlib.nullcontext(), one_thread()):  # on a busy machine many wait for each other
+            with threads:
+                copy_ns = clock.read_ns()
+                target.copy_(source)
+                synchronize(device)
+                best_ns = min(best_ns, clock.read_ns() - copy_ns)
+    return best_ns
+
+
+def _listed(returned: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [returned] if isinstance(returned, Tensor) else list(returned)
 
 
 def refuse_work_outside(device_ns: int | None, span_ns: int) -> None:

@@ -19,6 +19,7 @@ import msgspec
 
 from perflab.base.data import Data
 from perflab.processes.channel import Alive
+from perflab.untrusted.records import Ran, Text
 
 
 class Role(StrEnum):
@@ -71,9 +72,6 @@ class Load(Data, frozen=True, tag=True):
     rights: Rights
 
 
-MOST_TEXT = 4000
-"""The length in characters of a text from a candidate, at most, in its messages and where it is shown."""
-Text = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 Dimensions = Annotated[list[Size], msgspec.Meta(max_length=64)]
 
@@ -155,16 +153,8 @@ class Finished(Data, frozen=True, tag=True):
     outputs: list[list[TensorAt | None]]
 
 
-class Looked(Data, frozen=True, tag=True):
-    """Answer: what one call ran, as the process itself saw it."""
-
-    operators: Annotated[dict[Text, int], msgspec.Meta(max_length=4000)]
-    threads: int
-    """Threads of the process after the call."""
-    precision: Text
-    """PyTorch's setting for products in float32."""
-    device_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
-    """The time from the first work to the last on the device, in nanoseconds, in the calls that were recorded."""
+class Looked(Ran, frozen=True, tag=True):
+    """Answer: what one call ran."""
 
 
 class Raised(Data, frozen=True, tag=True):

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+import msgspec
 
 from perflab.base.data import Amount, Data
+
+MOST_TEXT = 4000
+"""The length in characters of a text that a candidate's process sends, or that is written of it, at most."""
+Text = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
+Tally = Annotated[dict[Text, int], msgspec.Meta(max_length=4000)]
+"""How often something was called, by its name."""
 
 
 class Finding(StrEnum):
@@ -52,7 +61,28 @@ class Ratio(Data, frozen=True):
     finding: Finding = Finding.OK
 
 
-class Judged(Data, frozen=True):
+class Ran(Data, frozen=True):
+    """What one call of a candidate ran, as the candidate's own process saw it."""
+
+    operators: Tally = {}
+    """PyTorch's operators."""
+    kernels: Tally = {}
+    """The kernels that a device ran."""
+    streams: Amount = 0
+    """The streams of the device on which these ran."""
+    graphs: Amount = 0
+    """The CUDA graphs that the host launched."""
+    allocations: Amount = 0
+    """The blocks that PyTorch's allocator gave out on the device of the inputs."""
+    threads: Amount = 0
+    """The threads of the process after the call."""
+    precision: Text = ""
+    """PyTorch's setting for products in float32."""
+    device_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    """The time from the first work on the device to the last, in nanoseconds; None if the profiler saw none."""
+
+
+class Judged(Ran, frozen=True, kw_only=True):
     """The judgement of one candidate, with its evidence."""
 
     name: str
@@ -65,13 +95,8 @@ class Judged(Data, frozen=True):
     """The number of calls whose results were compared with the definition."""
     calls: Amount = 0
     """The number of calls that were made."""
-    operators: dict[str, int] = {}
-    """The operators of one call, as the candidate's own process saw them."""
     as_rival: list[str] = []
-    """Operators that do the work of the trusted callable, and that the candidate calls too."""
-    threads: Amount = 0
-    precision: str = ""
-    """The candidate process's setting for products in float32."""
+    """Operators and kernels that do the work of the trusted callable, and that the candidate runs too."""
     notes: list[str] = []
     """Limits of the judgement: rights that the process has kept, and what cannot be known."""
 

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import recv_handle
@@ -27,12 +28,15 @@ from typing import Any
 
 import torch
 
+from perflab.base.data import changed
 from perflab.base.errors import with_causes
+from perflab.base.gpu_names import kernel_name
 from perflab.correctness.poison import PoisonedMemory, fill
 from perflab.internals.of_torch.compiler import is_error_of_compiler
-from perflab.measure.machine.devices import as_out_of_memory, keep_freed_memory
+from perflab.internals.of_torch.machine import activity_of, event_name, is_of_host, kineto_results
+from perflab.measure.machine.devices import as_out_of_memory, keep_freed_memory, synchronize
 from perflab.processes.channel import hear, say, show_stacks_when_asked, to_parent
-from perflab.profiles.recording import device_span_ns, recording
+from perflab.profiles.recording import WORK, recording
 from perflab.untrusted.confine import confine, narrow
 from perflab.untrusted.kernel import threads
 from perflab.untrusted.memory import form_of
@@ -209,8 +213,8 @@ def _laid(served: _Served, question: Lay) -> Ready:
         for tensor in itertools.chain(*served.arguments):
             tensor.requires_grad_(how.gradients and tensor.is_floating_point())
     if how.records:
-        torch.accelerator.synchronize()  # what was done to lay tensors is no work of the calls
-        served.recorded = served.recording.enter_context(recording(served.device.type))
+        synchronize(served.device)  # what was done to lay tensors is no work of the calls
+        served.recorded = served.recording.enter_context(recording(served.device.type, memory=True))
     return Ready()
 
 
@@ -342,16 +346,33 @@ def noted_operators(call: Callable[[], object]) -> dict[str, int]:
 
 
 def _looked(served: _Served) -> Looked:
-    device_ns = None
-    if served.recorded is not None:
-        served.recording.close()
-        device_ns, served.recorded = device_span_ns(served.recorded), None
+    served.recording.close()
+    seen = looked_at(served.recorded, served.device.type)
+    served.recorded = None
     operators = noted_operators(lambda: [served.call(*one) for one in served.arguments])
+    precision = torch.get_float32_matmul_precision()
+    return changed(seen, operators=operators, threads=len(threads(os.getpid())), precision=precision)
+
+
+def looked_at(recorded: Any, device: str) -> Looked:
+    """Return what a profile saw: of a device its kernels, streams and the time of its work, and graphs and memory.
+
+    Args:
+        recorded: the profiler that ``recording`` yielded, with memory.
+        device: the kind of device whose blocks of memory are counted.
+    """
+    events = kineto_results(recorded).events()
+    work = [one for one in events if activity_of(one) in WORK]
+    kernels = [one for one in work if activity_of(one) == "kernel"]
+    blocks = [one for one in events if event_name(one) == "[memory]" and one.nbytes() > 0]
+    begun_ns = min((one.start_ns() for one in work), default=0)
     return Looked(
-        operators=operators,
-        threads=len(threads(os.getpid())),
-        precision=torch.get_float32_matmul_precision(),
-        device_ns=device_ns,
+        kernels=Counter(kernel_name(event_name(one)) for one in kernels),
+        streams=len({one.device_resource_id() for one in kernels}),
+        # CUDA's runtime calls its driver, under the same number.
+        graphs=len({one.correlation_id() for one in events if "GraphLaunch" in event_name(one)}),
+        allocations=sum(is_of_host(one) == (device == "cpu") for one in blocks),
+        device_ns=max(one.end_ns() for one in work) - begun_ns if work else None,
     )
 
 

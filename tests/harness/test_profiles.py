@@ -44,7 +44,7 @@ from perflab.profiles.events import (
     within,
 )
 from perflab.profiles.reading import Reading, known_of, summed_up
-from perflab.profiles.recording import Recorded, device_span_ns
+from perflab.profiles.recording import Recorded
 from perflab.profiles.take import LEAST_CALLS, _turns, chrome_trace, folded_stacks
 from perflab.profiles.text import by_category, explanation_texts, lines, notes_of
 from perflab.results.profile import Profile, ProfileRow
@@ -816,24 +816,3 @@ def test_folded_stacks_add_up_to_the_call_and_hold_one_line_a_stack_whatever_the
     assert sorted(int(time) for _, _, time in found) == [20, 80]
     assert sorted(stack.count(";") for stack, _, _ in found) == [1, 3]
     assert all(frame == frame.strip() != "" for stack, _, _ in found for frame in stack.split(";"))
-
-
-class Seen:
-    """An event as kineto tells it, and a profile of such events."""
-
-    def __init__(self, activity: str = "", start_ns: int = 0, end_ns: int = 0, events: tuple[Seen, ...] = ()) -> None:
-        self.activity_type, self.start_ns, self.end_ns = lambda: activity, lambda: start_ns, lambda: end_ns
-        self.events = lambda: events
-        self.kineto_results = self
-
-
-def test_a_device_s_span_is_from_its_first_work_to_the_last_on_any_stream() -> None:
-    host = (Seen("cpu_op", 0, 900), Seen("cuda_runtime", 10, 2_000), Seen("gpu_user_annotation", 5, 5_000))
-    work = (
-        Seen("kernel", 400, 700),
-        Seen("gpu_memcpy", 100, 200),
-        Seen("kernel", 300, 1_200),
-        Seen("gpu_memset", 1, 2),
-    )
-    assert device_span_ns(Seen(events=(*host, *work))) == 1_199
-    assert device_span_ns(Seen(events=host)) is None

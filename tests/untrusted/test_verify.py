@@ -9,19 +9,26 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from perflab.base.errors import PerflabError
 from perflab.untrusted import kernelbench
-from perflab.untrusted.command import held, line_of
+from perflab.untrusted.command import held, line_of, told
 from perflab.untrusted.confine import readable
-from perflab.untrusted.judge import Terms, judge
+from perflab.untrusted.errors import RefusedError
+from perflab.untrusted.judge import Terms, judge, least_bytes, product_ns, refuse_beyond_hardware
 from perflab.untrusted.kernelbench import sliced
+from perflab.untrusted.messages import Looked
 from perflab.untrusted.records import Finding, Judged, Reason
+from perflab.untrusted.worker import looked_at
 
 REFERENCE = """
 import torch
@@ -95,6 +102,8 @@ def test_a_right_candidate_is_accepted_and_a_file_has_its_line(tmp_path: Path, p
     assert told["finding"] in ("ok", "can't tell", "slower")
     assert told["checked"] >= 5
     assert told["operators"]["aten::exp"] == 1
+    assert told["allocations"] == 5, found
+    assert told["threads"] >= 1
     assert [one["rival"] for one in told["ratios"]] == ["reference:softmax"]
 
 
@@ -385,3 +394,93 @@ def test_a_model_whose_function_closes_over_its_layers_is_judged(tmp_path: Path)
 
 LAMBDA = """layer = self.layer = nn.Linear(size, size)
         self.layered = lambda x: layer(x)"""
+
+
+class Seen:
+    """An event as kineto tells it, and a profile of such events."""
+
+    def __init__(self, activity: str, start_ns: int = 0, end_ns: int = 0, name: str = "", **told: int) -> None:
+        self.activity_type, self.name = lambda: activity, lambda: name
+        self.start_ns, self.end_ns = lambda: start_ns, lambda: end_ns
+        self.device_resource_id = lambda: told.get("stream", 7)
+        self.correlation_id = lambda: told.get("call", 0)
+        self.nbytes = lambda: told.get("size", 0)
+        self.device_type = lambda: DeviceType.CUDA if "on_device" in told else DeviceType.CPU
+
+
+def test_a_profile_tells_kernels_streams_graphs_blocks_and_the_span_of_the_device_s_work() -> None:
+    host = (
+        Seen("cpu_op", 0, 900),
+        Seen("cuda_runtime", 10, 2_000, "cudaGraphLaunch", call=3),
+        Seen("cuda_driver", 20, 1_900, "cuGraphLaunch", call=3),
+        Seen("cuda_runtime", 10, 2_000, "cudaGraphLaunch", call=4),
+        Seen("gpu_user_annotation", 5, 5_000),
+        Seen("cpu_instant_event", 5, 5, "[memory]", size=64),
+        Seen("cpu_instant_event", 6, 6, "[memory]", size=512, on_device=1),
+        Seen("cpu_instant_event", 7, 7, "[memory]", size=-512, on_device=1),
+        Seen("cpu_instant_event", 8, 8, "[memory]", size=1024, on_device=1),
+    )
+    work = (
+        Seen("kernel", 400, 700, "void at::native::mine<4>(int)"),
+        Seen("gpu_memcpy", 100, 200, "Memcpy HtoD", stream=9),
+        Seen("kernel", 300, 1_200, "mine<4>", stream=8),
+        Seen("gpu_memset", 1, 2),
+    )
+    both = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: [*host, *work]))
+    assert looked_at(both, "cuda") == Looked(
+        kernels={"mine<4>": 2}, streams=2, graphs=2, allocations=2, device_ns=1_199
+    )
+    host_alone = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: host))
+    assert looked_at(host_alone, "cpu") == Looked(graphs=2, allocations=1)
+
+
+def test_a_judgement_tells_what_ran() -> None:
+    ran = Looked(
+        operators={"aten::empty": 1, "aten::mm": 2}, kernels={"sgemm": 2}, streams=2, graphs=1, allocations=3, threads=4
+    )
+    judged = Judged(
+        name="a",
+        finding=Finding.OK,
+        as_rival=["aten::mm", "sgemm"],
+        **msgspec.structs.asdict(ran) | {"precision": "high"},
+    )
+    assert told(judged)[2:] == [
+        "  ran, by its own account: 2 aten::mm, 1 aten::empty; kernels: 2 sgemm; 3 allocations, 4 threads, 2 streams, "
+        "1 graph launch; products in float32: high",
+        "  as the reference does: aten::mm, sgemm",
+        "  no kernel of its own: the reference runs all of them",
+    ]
+
+
+def test_nothing_is_faster_than_its_product_or_its_bytes() -> None:
+    inputs = {"x": torch.ones(1024, 1024)}
+
+    def accused(plain: Callable[[torch.Tensor], torch.Tensor], call_ns: float) -> str:
+        with pytest.raises(RefusedError) as caught:
+            refuse_beyond_hardware(plain, inputs, call_ns, 1e9)
+        assert (caught.value.finding, caught.value.reason) == (Finding.SUSPICIOUS, Reason.FLOOR)
+        return caught.value.text
+
+    assert "its product" in accused(lambda x: x[:1] @ x, 10.0)
+    assert "its bytes" in accused(lambda x: 2 * x, 10.0)
+    refuse_beyond_hardware(lambda x: 2 * x, inputs, 10.0, 30.0)  # as fast as what is trusted
+    refuse_beyond_hardware(lambda x: x[:1] * 2, inputs, 1e8, 1e9)
+    assert product_ns(lambda x: x[:1] @ x, inputs) > 0
+    assert product_ns(lambda x: (x @ x) @ x, inputs) == 0  # may be done in another order
+
+
+@pytest.mark.parametrize(
+    ("plain", "elements"),
+    [
+        (lambda x: 2 * x, 64 + 64),
+        (lambda x: x[:2] * 3, 16 + 16),
+        (lambda x: x.mul_(2), 64 + 64),
+        (torch.zeros_like, 0),
+        (torch.sum, 64 + 1),
+        (lambda x: x * 0 + 1, 64),
+        (lambda x: torch.from_numpy(2 * x.numpy()), 64),  # it has no gradient
+        (lambda x: (x.amax(1), x.argmax(1) + 1), 64 + 8 + 2 * 8),  # all equal: each has a share
+    ],
+)
+def test_bytes_that_any_code_moves(plain: Callable[[torch.Tensor], torch.Tensor], elements: int) -> None:
+    assert least_bytes(plain, {"x": torch.ones(8, 8)}) == 4 * elements

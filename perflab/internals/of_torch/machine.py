@@ -58,8 +58,13 @@ def host_events(results: Any) -> list[Any]:
 
     ``profile.events()`` is public, but first builds a tree of all events, which takes longer than the profiled code.
     """
+    return [event for event in results.events() if is_of_host(event)]
+
+
+def is_of_host(event: Any) -> bool:
+    """Whether a raw event of the profiler's is of the host: a call there, or a block of its memory."""
     cpu = lookup(TORCH, "torch.autograd:DeviceType.CPU", "read what the profiler saw")
-    return [event for event in results.events() if event.device_type() == cpu]
+    return bool(event.device_type() == cpu)
 
 
 def activity_of(event: Any) -> str:
@@ -73,13 +78,12 @@ def activity_of(event: Any) -> str:
 
 def deduced_activity(event: Any) -> str:
     """Return the activity of an event that does not tell it itself, by its side, its mark and its name."""
-    cpu = lookup(TORCH, "torch.autograd:DeviceType.CPU", "read what the profiler saw")
-    is_of_host, name = event.device_type() == cpu, event_name(event)
+    of_host, name = is_of_host(event), event_name(event)
     if name.startswith("["):  # [memory], [OutOfMemory]
         return "cpu_instant_event"
     if event.is_user_annotation():
-        return "user_annotation" if is_of_host else "gpu_user_annotation"
-    if is_of_host:
+        return "user_annotation" if of_host else "gpu_user_annotation"
+    if of_host:
         return "cuda_runtime" if _OF_CUDA.match(name) else "cpu_op"
     copies = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
     return copies.get(name.split(" ")[0], "kernel")
