@@ -25,9 +25,9 @@ from perflab.untrusted import kernel, race, stranger
 from perflab.untrusted.command import held
 from perflab.untrusted.errors import RefusedError, UnfitError
 from perflab.untrusted.judge import Case, Terms, judge, refuse_work_outside
-from perflab.untrusted.messages import ANSWERS, MOST_TEXT, Entry, Raised, Role, TensorAt
+from perflab.untrusted.messages import ANSWERS, Entry, Raised, Role, TensorAt
 from perflab.untrusted.race import Race, share_of_a_replaced_clock
-from perflab.untrusted.records import Finding, Judged, Reason
+from perflab.untrusted.records import MOST_TEXT, Finding, Judged, Reason
 from perflab.untrusted.stranger import Holding, Source, Stranger
 from perflab.untrusted.worker import _raised
 from tests.untrusted import task
