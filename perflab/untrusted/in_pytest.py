@@ -490,6 +490,7 @@ class _Twin:
                 "write every element of a result before the call returns",
             )
         self._has_results = any(found)
+        self._is_constant = not _are_same(sets) and all(_agree(a, b, same_bits) for a, b in pairwise(found))
         self._repeats = True
         for one in reversed(range(_CALLS)):
             if not _agree(found[one], now := self._returned(sets[one])):
@@ -510,6 +511,8 @@ class _Twin:
         """Return what is known once so many calls were compared."""
         if not self._has_results:
             return "returns no tensor to compare"
+        if self._is_constant:
+            return "returns the same for all inputs"
         return f"agrees in {format_count(checked, 'call')}" if self._repeats else "results differ from call to call"
 
     def takes(self, inputs: Mapping[str, Tensor]) -> bool:
@@ -542,12 +545,17 @@ def _agree(mine: Sequence[Tensor], theirs: Sequence[Tensor], how: Callable[[Tens
     return same_forms and all(map(how, mine, theirs))
 
 
+def _are_same(sets: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether the first two sets of inputs have the same values: whole numbers have no fresh ones."""
+    return all(same_bits(one, sets[1][name]) for name, one in sets[0].items())
+
+
 def _stale(sets: Sequence[Mapping[str, Tensor]], results: Sequence[Sequence[Tensor]]) -> bool:
     """Whether a result is the one of the call before now and then, bit by bit, though the inputs are others.
 
     One that never changes is a table, say; a result of few values is equal by chance.
     """
-    if all(same_bits(one, sets[1][name]) for name, one in sets[0].items()):
+    if _are_same(sets):
         return False
     for of_calls in zip(*results, strict=False):
         again = [_agree([a], [b], same_bits) for a, b in pairwise(of_calls)]

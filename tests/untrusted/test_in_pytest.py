@@ -173,7 +173,7 @@ def with_a_row(x):
     return torch.cat((right(x), x.new_zeros(1, 32)))
 
 MEASURED = [latches, drifts, right, by_shape, counts, late, unwritten, into, in_samples, replaces]
-MEASURED += [in_rows, into_one_buffer, every_second, enters, boxed]
+MEASURED += [in_rows, into_one_buffer, every_second, enters, boxed, constant]
 REFERRED = [leaves_a_row, right, constant, of_other_dtype, finds_the_reference, into, right_at_first]
 
 @pytest.mark.perf
@@ -258,7 +258,7 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str
         "perf",
         "-k",
         "test_perf and (latches or drifts or right or by_shape or counts or late or unwritten or rows or one_buffer or "
-        "every or boxed) "
+        "every or boxed or constant) "
         "or lock or step or probabilities or table or numbers or expanded or leaf",
         "--perf-adversarial",
     )
@@ -275,6 +275,7 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str
         "test_perf[into_one_buffer]": "failed",
         "test_perf[every_second]": "failed",
         "test_perf[boxed]": "new",
+        "test_perf[constant]": "new",
         "test_of_probabilities": "new",
         "test_of_a_table": "new",
         "test_of_numbers": "new",
@@ -288,6 +289,7 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str
     facts = {name: one["outcome"]["facts"]["adversarial"] for name, one in results.items() if verdicts[name] == "new"}  # type: ignore[index]
     assert str(facts["test_perf[right]"]).startswith("agrees in ")
     assert facts["test_perf[boxed]"] == "returns no tensor to compare"
+    assert facts["test_perf[constant]"] == "returns the same for all inputs"
     assert facts["test_perf[counts]"] == "results differ from call to call"
 
 
