@@ -402,6 +402,7 @@ def hold_to_account(
             found = Race(judge, candidate, here, control).run()
         if device.type != "cpu":
             judge.look(candidate)
+        told = "" if isinstance(witness, Definition) else witness.told(judge.checked)
     if _is_longer(found, call_ns) and found.verdict is Verdict.REGRESSED:
         raise ClockError(
             f"a call was measured as {format_ns(call_ns)}, and takes {format_ns(found.candidate_ns)} in a process of "
@@ -410,11 +411,7 @@ def hold_to_account(
         )
     if trusted is not None and not judge.checked:
         raise UsageError(UNDEFINED, "give others, or another reference")
-    return (
-        f"right in {format_count(judge.checked, 'call')}"
-        if isinstance(witness, Definition)
-        else witness.told(judge.checked)
-    )
+    return told or f"right in {format_count(judge.checked, 'call')}"
 
 
 def _is_longer(found: Comparison, call_ns: float) -> bool:
@@ -492,23 +489,42 @@ class _Twin:
         self._has_results = any(found)
         self._is_constant = not _are_same(sets) and all(_agree(a, b, same_bits) for a, b in pairwise(found))
         self._repeats = True
-        for one in reversed(range(_CALLS)):
-            if not _agree(found[one], now := self._returned(sets[one])):
-                self._repeats = False
-                later = [now, *(self._returned(sets[one]) for _ in range(2))]
-                # Whole numbers, such as drawn indices, can be equal twice by chance.
-                is_telling = any(bool((each != each.round()).any()) for each in found[one] if each.is_floating_point())
-                if is_telling and any(_agree(a, b, same_bits) for a, b in pairwise(later)):
-                    raise ResultsError("the same inputs have another result after further calls", _OF_INPUTS_ALONE)
-                break
+        for inputs, results in reversed(list(zip(sets, found, strict=True))):
+            if self._repeats:
+                self._ask_again(inputs, results)
         if not self._repeats and _stale(sets, found):
             raise ResultsError(
                 "a call returned, bit by bit, what the call before had returned for other inputs",
                 "let each call compute its result, in memory of its own",
             )
 
+        self._first = sets[0], found[0]
+
+    def _ask_again(self, inputs: Mapping[str, Tensor], results: Sequence[Tensor]) -> None:
+        """Learn whether a call repeats itself after others.
+
+        Raises:
+            ResultsError: it has another result now, and has it again.
+        """
+        if _agree(results, now := self._returned(inputs)):
+            return
+        self._repeats = False
+        later = [now, *(self._returned(inputs) for _ in range(2))]
+        # Whole numbers, such as drawn indices, can be equal twice by chance.
+        is_telling = any(bool((each != each.round()).any()) for each in results if each.is_floating_point())
+        if is_telling and any(_agree(a, b, same_bits) for a, b in pairwise(later)):
+            raise ResultsError("the same inputs have another result after further calls", _OF_INPUTS_ALONE)
+
     def told(self, checked: int) -> str:
-        """Return what is known once so many calls were compared."""
+        """Ask for the first call once more, and return what is known now that so many were compared.
+
+        Two processes may turn wrong at the same time; then they agree with each other, and not with what they said.
+
+        Raises:
+            ResultsError: the first inputs have another result now.
+        """
+        if self._repeats:
+            self._ask_again(*self._first)
         if not self._has_results:
             return "returns no tensor to compare"
         if self._is_constant:

@@ -89,7 +89,7 @@ later = [0]
 
 def late(x):
     later[0] += 1
-    return right(x) if later[0] < 20 else torch.zeros_like(x)
+    return right(x) if later[0] < 19 else torch.zeros_like(x)  # both processes turn in the same turn
 
 def unwritten(x):
     return torch.empty_like(x)
