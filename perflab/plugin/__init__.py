@@ -233,7 +233,9 @@ def pytest_runtest_makereport(
 
         raised = call.excinfo.value
         if isinstance(raised, PerflabError):
-            report.longrepr = str(raised)
+            from perflab.running.case.crash_place import as_text
+
+            report.longrepr = as_text(item, str(raised), call.excinfo)
         elif isinstance(raised, pytest.fail.Exception) and not raised.pytrace:
             from perflab.running.case.crash_place import name_the_test
 
