@@ -136,4 +136,5 @@ def _first_line(module: str) -> str:
 
 def _source(module: str) -> str:
     path = ROOT.joinpath(*re.split(r"[./]", module))
-    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+    package = path / "__init__.py"  # a folder alone may be what is left of one, with its __pycache__
+    return (package if package.is_file() else path.with_suffix(".py")).read_text(encoding="utf-8")

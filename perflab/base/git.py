@@ -23,15 +23,21 @@ _PAGE = re.compile(r"https?://[\w-]+(?:\.[\w-]+)+(?::\d+)?(?:/[\w.~+-]+)+", re.A
 _COMMIT = re.compile(r"([0-9a-f]{7,64})(?:\+dirty)?")
 
 
-def run_git(folder: Path, *arguments: str, patience_s: float | None = None, only_here: bool = False) -> str:
+def run_git(
+    folder: Path, *arguments: str, patience_s: float | None = None, only_here: bool = False, is_top: bool = False
+) -> str:
     """Run ``git arguments`` in ``folder``, and return its output.
 
     With ``only_here``, repositories of parent folders are ignored: ``folder`` is a repository itself, or git fails.
+    With ``is_top``, ``folder`` is the top of the working tree, whatever the repository's configuration says: that of a
+    submodule names a folder in which it may no longer be checked out.
 
     Raises:
         RivalError: git is not installed, failed, or took longer than ``patience_s`` seconds.
     """
-    done = _ended(folder, arguments, patience_s, {"GIT_CEILING_DIRECTORIES": str(folder.parent)} if only_here else {})
+    own = {"GIT_CEILING_DIRECTORIES": str(folder.parent)} if only_here else {}
+    own |= {"GIT_WORK_TREE": str(folder)} if is_top else {}
+    done = _ended(folder, arguments, patience_s, own)
     if done.returncode:
         said = done.stderr.strip() or f"exit status {done.returncode}"
         raise RivalError(f"git {arguments[0]} failed: {said}", "repair the repository, or name a directory instead")

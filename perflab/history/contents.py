@@ -209,5 +209,7 @@ class Contents(Data, frozen=True):
     """The commits between two runs; null without ``--between``."""
     repeated: int = 0
     """The number of runs left out because another file has them as well: each run counts once."""
+    cut_short: int = 0
+    """The number of runs of which times were left out: ``--perf-check=exact`` had cut their measuring short."""
     repository: str | None = None
     """The address of the web page of the project's repository; null if no run names one."""

@@ -23,6 +23,7 @@ from perflab.results.readings import (
     DAMAGED,
     INEXACT_COUNTS,
     PEAK,
+    UNIT_NS,
     Amount,
     Narrow,
     Number,
@@ -63,6 +64,7 @@ class Times(Narrow):
 
     median_ns: Number
     fresh_ns: list[Number] = []
+    cut_short: bool = False
 
 
 class ReportCase(Narrow):
@@ -212,6 +214,8 @@ def _add_report(history: History, run: ReportRun, file: str) -> None:
             for quantity, one in case.quantities.items()
             if one.now is not None
         }
+        if case.times is not None and case.times.cut_short:
+            readings = _without_times(history, number, readings)
         history.add(number, name, variant, where, case.verdict, readings)
     history.end(number)
 
@@ -254,8 +258,17 @@ def _add_results(history: History, document: Document, file: str, *, is_journal:
         differ = {name for one in counts for name in one if one[name] != counts[0].get(name)}
         varying |= differ - result.judgement.counts.keys()
         history.varying.update((result.case, numbers.variant, count, where[1]) for count in varying)
-        history.add(number, result.case, numbers.variant, where, result.judgement.verdict, numbers.readings)
+        readings = numbers.readings
+        if numbers.are_cut_short:
+            readings = _without_times(history, number, readings)
+        history.add(number, result.case, numbers.variant, where, result.judgement.verdict, readings)
     history.end(number)
+
+
+def _without_times(history: History, run: int, readings: dict[str, Reading]) -> dict[str, Reading]:
+    """Return the other readings of a case whose times were cut short, and let the history count the run."""
+    history.cut_short.add(history.runs[run])
+    return {name: one for name, one in readings.items() if one.unit != UNIT_NS}
 
 
 def _aware(created: datetime) -> datetime:

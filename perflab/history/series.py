@@ -77,6 +77,8 @@ class History:
         """The files that were left out although a run or a report of perflab seems to have written them."""
         self.repeated = 0
         """The number of runs left out because another file has them as well: each run counts once."""
+        self.cut_short: set[Run] = set()
+        """The runs of which times were left out, since ``--perf-check=exact`` had cut their measuring short."""
         self.repository: str | None = None
         """The address of the web page of the project's repository, as the last run that names one gives it."""
         self.are_accepted = False

@@ -78,6 +78,7 @@ def contents_of(history: History, repository: Path) -> contents.Contents:
         left_out=history.left_out,
         breaks=[] if history.are_accepted else breaks_in(rows, environments),
         repeated=history.repeated,
+        cut_short=sum(run in history.cut_short for run in history.runs),
         repository=history.repository,
     )
 

@@ -179,7 +179,9 @@ def summary(contents: Contents) -> str:
     counted += " with baselines" if contents.accepted else ""
     over = f", {' to '.join(dates)}" if dates else ""
     again = f"; {format_count(contents.repeated, 'repeat')} of a run left out" if contents.repeated else ""
-    return f"{counted}{over}; {format_count(len(cases), 'case')}, {len(contents.series)} series{again}"
+    cut = f"; times of {format_count(contents.cut_short, 'run')} left out, which --perf-check=exact cut short"
+    left_out = f"{again}{cut if contents.cut_short else ''}"
+    return f"{counted}{over}; {format_count(len(cases), 'case')}, {len(contents.series)} series{left_out}"
 
 
 _TICKS = "▁▂▃▄▅▆▇█"

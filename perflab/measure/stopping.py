@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perflab.judging.statistics import relative_half_width
@@ -192,6 +192,16 @@ def collect(
                 return samples
             # Looking after every sample would stop at the luckiest moment, and cost more than sampling.
             next_look = math.ceil(1.25 * taken)
+
+
+def is_cut_short(samples: Sequence[Sample], plan: Plan, left_ns: float, lasted_ns: float) -> bool:
+    """Whether a brief plan ended sampling before the median was known, where another plan would have gone on.
+
+    ``lasted_ns`` is the time that ``collect`` took for these samples, of ``left_ns`` that it had.
+    """
+    if not plan.brief or lasted_ns >= left_ns or not MIN_SAMPLES <= len(samples) < MAX_SAMPLES:
+        return False
+    return len(samples) < TIGHT_MIN_SAMPLES or relative_half_width([s.total_ns for s in samples]) > TIGHT_HALF_WIDTH
 
 
 def patience_s(budget_s: float, set_up_s: float = 0.0, call_s: float = 0.0) -> float:

@@ -309,16 +309,19 @@ class Baselines:
         return steps
 
 
+CUT_SHORT = "--perf-check=exact cut the measuring of its time short"
+
+
 def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
     """Return the judgement of ``now`` against ``before``; None if one has no record, or ``before`` no times.
 
     A run that measured in one process does not know its noise. It is believed if all other evidence agrees, like a
-    machine's own history of few runs.
+    machine's own history of few runs. A time that ``--perf-check=exact`` cut short is not compared.
     """
     base, head = before.record, now.record
     if base is None or head is None or base.summary is None:
         return None
-    replicates = _judged(base, base.summary)
+    replicates, now_is_cut_short = _judged(base, base.summary), head.times_are_cut_short
     if head.summary is not None:
         own = _judged(head, head.summary)
         middle = sorted(own, key=lambda one: one.median_ns)[len(own) // 2]
@@ -326,7 +329,10 @@ def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
         head = changed(head, summary=middle, fresh=fresh, paired=None, paired_to_anchor=None)
     entry = Entry(environment=base.environment, recorded="", replicates=replicates)
     parts = split(entry)
-    return judge(head, Baseline(exact=parts.exact, times=parts.times, times_are_own=True), policy)
+    is_cut_short = base.times_are_cut_short or now_is_cut_short
+    times = None if is_cut_short else parts.times
+    judgement = judge(head, Baseline(exact=parts.exact, times=times, times_are_own=True), policy)
+    return changed(judgement, no_times=CUT_SHORT) if is_cut_short else judgement
 
 
 def _judged(record: Record, summary: Replicate) -> list[Replicate]:

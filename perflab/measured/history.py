@@ -60,6 +60,7 @@ class _Measurement(Narrow):
     """The measurement that the session of pytest made itself."""
 
     generation: _Generation | None = None
+    cut_short: bool = False
 
 
 class _Measured(Narrow):
@@ -98,7 +99,9 @@ def numbers_of(result: WrittenResult) -> Numbers:
     judged = outcome.fresh or ([outcome.summary] if outcome.summary is not None else [])
     places = places_of(outcome.environment, "")
     readings = _readings(result, outcome, judged) if judged else {}
-    return Numbers(readings, places, result.mode.variant, tuple(one.counts for one in judged))
+    is_cut_short = outcome.measurement is not None and outcome.measurement.cut_short and not outcome.fresh
+    counts = tuple(one.counts for one in judged)
+    return Numbers(readings, places, result.mode.variant, counts, is_cut_short)
 
 
 def _readings(result: WrittenResult, outcome: _Measured, judged: list[_Replicate]) -> dict[str, Reading]:

@@ -33,7 +33,7 @@ from perflab.measure.machine.devices import Eviction, current_device, keep_freed
 from perflab.measure.machine.evidence import Witness
 from perflab.measure.memory.alike import Watched
 from perflab.measure.memory.peak import MEMORY_CALLS
-from perflab.measure.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
+from perflab.measure.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, is_cut_short, warm_up
 from perflab.measurement.passes import find_leak, tried, weigh
 from perflab.measurement.ranks import Agreed, of_all_ranks, slowest
 from perflab.ranks.group import together
@@ -202,6 +202,7 @@ class _Timing:
         left_ns = max(0.0, self._plan.budget_ns - spent_ns - later_calls * call_ns)
         end_of_samples = self._witness.begin()
         self._is_warm = True
+        began_ns = self._agreed.read_ns()
         self.samples = collect(
             self._time,
             self._warmup.repetitions,
@@ -211,6 +212,8 @@ class _Timing:
             self._calibration.read,
             self._agreed.read_ns,
         )
+        lasted_ns = self._agreed.read_ns() - began_ns
+        self._cut_short = is_cut_short(self.samples, self._plan, left_ns, lasted_ns)
         self._evidence = end_of_samples()
         check_agreement([sample.reading for sample in self.samples])
 
@@ -243,6 +246,7 @@ class _Timing:
             cores_busy=round(cpu_ns / wall_ns, 2) if wall_ns > 0 else None,
             evidence=self._evidence,
             evicted_bytes=self.stopwatch.evicted_bytes,
+            cut_short=self._cut_short,
         )
 
     def _time(self, repetitions: int) -> Sample:

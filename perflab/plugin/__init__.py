@@ -223,14 +223,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show perflab's own errors by their text without a traceback, since the text is complete."""
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show perflab's own errors by their text without a traceback, since the text is complete; verdicts by the test."""
     report = yield
     if call.excinfo is not None:
         from perflab.base.errors import PerflabError
 
-        if isinstance(call.excinfo.value, PerflabError):
-            report.longrepr = str(call.excinfo.value)
+        raised = call.excinfo.value
+        if isinstance(raised, PerflabError):
+            from perflab.running.case.crash_place import as_text
+
+            report.longrepr = as_text(item, str(raised), call.excinfo)
+        elif isinstance(raised, pytest.fail.Exception) and not raised.pytrace:
+            from perflab.running.case.crash_place import name_the_test
+
+            name_the_test(item, call.excinfo, report.longrepr)
     return report
 
 

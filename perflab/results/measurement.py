@@ -228,6 +228,8 @@ class Measurement(Data, frozen=True):
     """The figures of each rank, by rank; empty for a case in one process."""
     off: dict[str, str] = {}
     """The reason why a quantity, ``memory`` or a count, was not measured: PyTorch's internals are other ones."""
+    cut_short: bool = False
+    """Whether sampling ended before the median was known, since the run compares no times: ``--perf-check=exact``."""
     results: Results | None = None
     """Whether timed calls left what untimed ones leave; None if they leave no tensors, or in ranks and CUDA graphs."""
 
@@ -417,6 +419,11 @@ class Record(TierRecord, frozen=True):
     def num_ranks(self) -> int:
         """The number of processes that ran the case at once."""
         return len(self.measurement.ranks) or 1 if self.measurement is not None else 1
+
+    @property
+    def times_are_cut_short(self) -> bool:
+        """Whether the times to judge are of a measurement that was cut short, so that they are compared with none."""
+        return self.measurement is not None and self.measurement.cut_short and not self.fresh
 
     @property
     def lacks_cores(self) -> bool:

@@ -182,6 +182,8 @@ class Numbers(NamedTuple):
     """The mode of the calls, or the GPU of a prediction; mostly empty."""
     counts: tuple[dict[str, int], ...] = ()
     """The counts of each process that was judged: a count on which they differ varies."""
+    are_cut_short: bool = False
+    """Whether measuring the times among the readings was cut short, so that a history leaves these out."""
 
 
 # --- baselines ----------------------------------------------------------------------------------------------

@@ -20,10 +20,12 @@ _BINDS_OTHERS = {"*", "globals", "locals", "vars", "setattr", "exec"}
 
 
 class Collection(Data, frozen=True):
-    """The test files that a session has collected as a whole, and the perf cases in these files."""
+    """The perf cases that a session has collected, and the test files that it has collected as a whole."""
 
     files: dict[str, list[str]] = {}
     """Names of all cases of a file, before any were deselected, by the file's path as in node ids."""
+    cases: list[str] = []
+    """Node ids of all cases of all files, before any were deselected."""
 
 
 class Stored(NamedTuple):

@@ -69,6 +69,8 @@ class Times(Data, frozen=True):
     """Medians of processes that were disturbed and therefore replaced."""
     warmup_calls: int = 0
     settled: bool | None = None
+    cut_short: bool = False
+    """Whether the times to judge are of a measurement that ``--perf-check=exact`` cut short."""
     first_ns: float | None = None
     ran_on: list[str] = []
     intervals_ns: dict[str, list[float]] = {}

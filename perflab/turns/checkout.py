@@ -1,4 +1,4 @@
-"""Finds the other version: checks a commit out into a worktree, or uses a directory.
+"""Finds the other version: checks a commit out into a worktree, its submodules too, or uses a directory.
 
 Worktrees are kept in the user's cache, a few for each repository, so that comparing again with the same commit needs no
 checkout. An interrupted session removes its worktree.
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from perflab.base.errors import RivalError
 from perflab.base.git import commit_named, run_git, top_of
 from perflab.running.case.locks import held
+from perflab.turns.submodules import submodules
 
 _MARK = "CACHEDIR.TAG"
 _MARKED = "Signature: 8a477f597d28d172789f06886806bc55\n# perflab's worktrees, which it resets and removes\n"
@@ -135,13 +136,6 @@ def _unknown(against: str, root: Path) -> RivalError:
 
 @contextlib.contextmanager
 def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterator[Path]:
-    listed = run_git(top, "ls-tree", "-r", commit).splitlines()
-    submodules = [line.split("\t", 1)[1] for line in listed if line.startswith("160000 ")]
-    if submodules:
-        raise RivalError(
-            f"{commit[:7]} has submodules ({', '.join(submodules[:3])}), which a git worktree does not contain",
-            "check it out with them: git clone --recurse-submodules, and use --perf-against=PATH",
-        )
     common = run_git(top, "rev-parse", "--path-format=absolute", "--git-common-dir").strip()
     shelf = _shelf(hashlib.sha256(common.encode()).hexdigest()[:16])
     place = shelf / commit[:12]
@@ -152,10 +146,10 @@ def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterato
             others = [other for other in shelf.iterdir() if other.is_dir() and other != place]
             for other in sorted(others, key=lambda other: -other.stat().st_mtime)[_KEPT - 1 :]:
                 with contextlib.suppress(Timeout), FileLock(other.with_suffix(".lock"), timeout=0):
-                    _remove(top, other)
+                    _remove(top, other, other.name)
             yield place
         except (KeyboardInterrupt, SystemExit):
-            _remove(top, place)
+            _remove(top, place, commit)
             raise
 
 
@@ -185,16 +179,25 @@ def _shelf(name: str) -> Path:
     return shelf.resolve()
 
 
-def _check_out(top: Path, place: Path, commit: str) -> None:
-    """Check the commit out at ``place``, and replace whatever is there already."""
-    if _is_worktree(place):
-        with contextlib.suppress(RivalError):  # a killed checkout may have left a lock
-            run_git(place, "reset", "--quiet", "--hard", commit, only_here=True)  # files may have been changed
-            os.utime(place)
-            return
-    shutil.rmtree(place, ignore_errors=True)
-    # Forced twice: the worktree may be registered already, and locked by a killed checkout.
-    run_git(top, "worktree", "add", "--quiet", "--detach", "--force", "--force", str(place), commit)
+def _check_out(repository: Path, place: Path, commit: str) -> None:
+    """Check the commit out at ``place``, with its submodules, and replace whatever is there already."""
+    if not (_is_worktree(place) and _is_reset(place, commit)):
+        shutil.rmtree(place, ignore_errors=True)
+        # Forced twice: the worktree may be registered already, and locked by a killed checkout.
+        forced = ("--detach", "--force", "--force", str(place), commit)
+        run_git(repository, "worktree", "add", "--quiet", *forced, is_top=True)
+    for path, own, holder in submodules(repository, commit):
+        _check_out(holder, place / path, own)
+
+
+def _is_reset(place: Path, commit: str) -> bool:
+    """Reset a worktree, whose files may have been changed; return whether that succeeded."""
+    try:
+        run_git(place, "reset", "--quiet", "--hard", "--no-recurse-submodules", commit, only_here=True)
+    except RivalError:  # a killed checkout may have left a lock
+        return False
+    os.utime(place)
+    return True
 
 
 def _is_worktree(place: Path) -> bool:
@@ -210,8 +213,14 @@ def _is_worktree(place: Path) -> bool:
     return Path(top) == place and Path(own) != Path(common)
 
 
-def _remove(top: Path, place: Path) -> None:
-    """Remove a worktree, and git's record of it. The empty lock file stays, since another session may hold the lock."""
+def _remove(repository: Path, place: Path, commit: str) -> None:
+    """Remove a worktree with those of its submodules, and git's records of them.
+
+    The empty lock file stays, since another session may hold the lock.
+    """
+    with contextlib.suppress(RivalError):
+        for path, own, holder in submodules(repository, commit):
+            _remove(holder, place / path, own)
     shutil.rmtree(place, ignore_errors=True)
     with contextlib.suppress(RivalError):
-        run_git(top, "worktree", "remove", "--force", "--force", str(place))
+        run_git(repository, "worktree", "remove", "--force", "--force", str(place), is_top=True)

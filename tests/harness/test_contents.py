@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from perflab.report.gather import Source, gather
 from perflab.report.summary import markdown
 from perflab.results.compiled import CompiledCase
 from perflab.results.documents import read_document, read_journal, write_document
-from perflab.results.measurement import OutOfMemory, Paired
+from perflab.results.measurement import OutOfMemory, Paired, Replicate
 from perflab.results.peak import PeakChange, PeakExplanation
 from perflab.results.profile import Explanation
 from perflab.results.records import Judgement, Policy, Verdict
@@ -398,6 +399,24 @@ def test_a_time_that_the_machine_may_have_made_longer_is_not_decided(gate: Gate,
     status, said = gate(document(needing()), document(needing(ms=112, fastest_ns=99 * MS)))
     assert status == 0
     assert said == snapshot
+
+
+def test_a_time_that_was_cut_short_is_not_compared_unless_it_was_measured_again(gate: Gate) -> None:
+    def cut_short(ms: float, fresh: Sequence[Replicate] = ()) -> Document:
+        taken = record(replicate(ms * MS, peak_bytes=GIB, counts={"operators": 5}), fresh=list(fresh))
+        return document(result(outcome=changed(taken, measurement=measurement(cut_short=True))))
+
+    here, before = cut_short(100), document(needing(peak_bytes=GIB))
+    for runs in ((here, before), (before, here), (here, cut_short(300))):
+        status, said = gate(*runs)
+        assert (status, said.count("\n")) == (0, 1)
+        assert "not compared" in said
+        assert "--perf-check=exact cut the measuring of its time short" in said
+        assert gate(*runs, option="--fail=latency:5%")[0] == 2, "nothing was compared"
+    again = [cut_short(100, [replicate(ms * MS, peak_bytes=GIB)] * 3) for ms in (100, 130)]
+    status, said = gate(*again)
+    assert status == 1
+    assert "latency 100 ms -> 130 ms" in said
 
 
 def test_limits_gate_the_quantities_that_they_name_alone(gate: Gate, snapshot: SnapshotAssertion) -> None:

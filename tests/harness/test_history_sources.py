@@ -103,6 +103,28 @@ def test_a_report_as_json_and_the_results_it_was_made_of_are_the_same_history(tm
     } == both
 
 
+def test_times_that_were_cut_short_are_left_out_and_their_runs_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = replicate(100.0 * MS, phases_ns={"forward": 30.0 * MS}, peak_bytes=9, calibration_ns={"memory": 9.0})
+    again = [replicate(80.0 * MS, peak_bytes=9, calibration_ns={"memory": 8.0})]
+    for number, (cut_short, fresh) in enumerate([(False, []), (True, []), (True, again), (True, [])]):
+        taken = changed(record(times, fresh=fresh), measurement=measurement(cut_short=cut_short))
+        created = datetime(2026, 1, 1 + number, tzinfo=UTC)
+        file = tmp_path / f"{number}.json"
+        write_document(document(result(outcome=taken), created=created), file)
+        if number == 3:
+            assert main(["report", str(file), "--format=json", f"--output={file}"]) == 0
+    contents = contents_in(tmp_path)
+    points = {row.quantity: (list(row.runs), row.values) for row in contents.series}
+    assert points["latency"] == ([0, 2], [100.0 * MS, 80.0 * MS])
+    assert points["forward"] == ([0], [30.0 * MS])
+    assert points["peak"][0] == [0, 1, 2, 3]
+    capsys.readouterr()
+    assert main(["history", str(tmp_path)]) == 0
+    assert "; times of 2 runs left out, which --perf-check=exact cut short" in capsys.readouterr().out
+
+
 def test_a_journal_is_a_run_too_of_each_case_its_last_line_counts_and_a_half_written_one_is_no_damage(
     tmp_path: Path,
 ) -> None:

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from perflab.devices.backend import Backend
+from perflab.internals.of_torch import machine
 from perflab.measure.calls.workload import Step, Workload
-from perflab.measure.memory.histories import record_memory
+from perflab.measure.memory.histories import MemorySnapshot, cuda_history, record_memory
 from perflab.measure.memory.peak import cpu_allocations, measure_memory, replayed_pools, unallocated
 from perflab.results.measurement import Memory
 
@@ -271,6 +272,19 @@ def replays_what_a_compiler_keeps_out_of_sight() -> None:
 def test_a_peak_begins_when_autograd_s_thread_has_dropped_what_it_had(allocator: list[str]) -> None:
     measure_memory(Workload(Graph(OURS).replay, (), {}), CUDA)
     assert allocator == ["autograd", "autograd", "a new peak"]
+
+
+def test_so_does_a_recording_of_memory(allocator: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {"allocation": {"all": {"allocated": 0}}, "active": {"all": {"freed": 0}}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _device: stats)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for name in ("record_cuda_memory", "dump_cuda_memory", "stop_recording_cuda_memory"):
+        monkeypatch.setattr(machine, name, lambda *_, name=name: allocator.append(name))
+    snapshot = MemorySnapshot(tmp_path / "snapshot.pickle")
+    with cuda_history(snapshot, lambda: (), CUDA):
+        allocator.append("the code")
+    assert allocator[:4] == ["autograd", "a new peak", "record_cuda_memory", "the code"]
+    assert snapshot.peak_bytes == MIB
 
 
 @pytest.mark.usefixtures("allocator")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
+import perflab.profiles.take_peak as taking
+from perflab.attribution.held import held_by_address
 from perflab.attribution.places import MARK, Where
 from perflab.base.data import changed
+from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import BlockEvent
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.memory.peak import measure_memory
@@ -200,6 +204,27 @@ def test_what_each_call_keeps_is_one_part_that_is_called_so_and_adds_up_whenever
         (kept,) = (text for text in texts if ", kept at " in text)
         assert re.search(r", kept at tests/harness/test_peaks\.py:\d+ in history of call, a list of \d+$", kept)
         assert any(f"calls {calls} before" in text for text in texts)
+
+
+def test_what_is_held_after_a_call_is_read_when_autograd_s_thread_has_dropped_what_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+
+    def held(*given: Any) -> dict[int, PeakPart]:
+        order.append("read")
+        return held_by_address(*given)
+
+    monkeypatch.setattr(taking, "held_by_address", held)
+    monkeypatch.setattr(type(backend_of(CPU)), "await_autograd", lambda _: order.append("autograd"))
+    x = torch.ones(256, requires_grad=True)
+
+    def call() -> object:
+        order.append("call")
+        return torch.autograd.grad((x * 2).sum(), x)
+
+    take_peak(Workload(call, (), {}), CPU)
+    assert order[-4:] == ["call", "autograd", "read", "call"]
 
 
 def test_what_a_call_returns_is_its_result_and_nothing_that_it_keeps() -> None:

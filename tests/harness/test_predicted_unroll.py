@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+import perflab.predicted.trace.unroll as unrolling
 from perflab.predicted.trace.patterns import NotPeriodic
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Trace, Use
 from perflab.predicted.trace.unroll import same, unroll
@@ -178,6 +180,19 @@ def test_whatever_is_changed_in_one_layer_of_one_trace_is_refused(seed: int) -> 
 def test_states_that_are_let_go_every_other_first_are_refused() -> None:
     with pytest.raises(NotPeriodic):
         unrolled(replace(FORWARD, features="shuffled"), 8)
+
+
+def test_a_pattern_that_does_not_lay_out_what_was_traced_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_out = unrolling._laid_out
+
+    def with_a_slip(patterns: Any, sweeps: Any, few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
+        trace = lay_out(patterns, sweeps, few, more, layers)
+        return edited(trace, 0) if layers == more.layers else trace
+
+    unrolled(STEP, 8)
+    monkeypatch.setattr(unrolling, "_laid_out", with_a_slip)
+    with pytest.raises(NotPeriodic, match="in no reading"):
+        unrolled(STEP, 8)
 
 
 def densely_connected(tape: Tape, layers: int) -> None:

@@ -234,6 +234,26 @@ def test_an_interrupted_child_may_remove_its_files_and_then_ends_with_all_that_i
     assert gone_within(30.0, sleeper)
 
 
+@linux_alone
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_a_signal_ends_removes_its_folder_unless_it_ignores_the_signal(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    program = (
+        "import os, signal, sys\nfrom perflab.processes.child import workplace\n"
+        f"number = signal.Signals({number})\n"
+        "signal.signal(number, signal.SIG_IGN if sys.argv[1:] else signal.SIG_DFL)\n"
+        "with workplace() as folder:\n    os.kill(os.getpid(), number)\n    print('went on')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    for ignoring, said in ((["as under nohup"], "went on\n"), ([], "")):
+        command = [sys.executable, "-c", program, *ignoring]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.stdout == said
+        assert ("KeyboardInterrupt" in done.stderr) == (not ignoring)
+        assert list(tmp_path.iterdir()) == []
+
+
 STARTS = {
     "a side": (
         "from perflab.processes.child import Start\nfrom perflab.turns.process import side_process\n"

@@ -35,6 +35,15 @@ def test_the_sites_api_has_every_public_module() -> None:
         assert all(hasattr(found, name) for name in getattr(found, "__all__", ()))
 
 
+def test_the_site_is_built_beside_the_compiled_files_of_a_package_that_became_a_module(tmp_path: Path) -> None:
+    for path in ("perflab/__init__.py", "perflab/once.py", "perflab/once/__pycache__/__init__.cpython-311.pyc"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text('"""Told."""\n')
+    made = runpy.run_path(str(ROOT / "docs" / "_site" / "hooks.py"))["file_map"]
+    made.__globals__["ROOT"] = tmp_path
+    assert "- `once.py`: Told.\n" in made()
+
+
 def test_it_is_installed_from_the_repository_as_long_as_no_index_has_it() -> None:
     workflows = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("github-workflow*.yml")]
     named = [re.findall(r"(\S*perflab\[[^]]*\])(.*)", text) for text in workflows]

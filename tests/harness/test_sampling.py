@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from perflab.measure.clocks.clock import Sample
-from perflab.measure.stopping import Plan, Warmup, collect, repetitions_for, warm_up
+from perflab.measure.stopping import Plan, Warmup, collect, is_cut_short, repetitions_for, warm_up
 from tests.harness.make import MS
 from tests.harness.virtual_clock import VirtualClock
 
@@ -157,7 +157,12 @@ def test_a_brief_plan_ends_with_three_samples_over_300_ms_however_uncertain_the_
 ) -> None:
     work = Work(virtual_clock, lambda call: cost_ns * (2 if call % 2 else 1))
     plan = Plan(budget_ns, brief=True)
-    assert len(collect(work.time_once, 1, plan, budget_ns, silent, between=lambda: None)) == samples
+    taken = collect(work.time_once, 1, plan, budget_ns, silent, between=lambda: None)
+    assert len(taken) == samples
+    lasted_ns = virtual_clock.now_ns
+    assert is_cut_short(taken, plan, budget_ns, lasted_ns) == (lasted_ns < budget_ns and samples >= 3)
+    assert not is_cut_short(taken, Plan(budget_ns), budget_ns, lasted_ns), "this is all that such a plan takes"
+    assert not is_cut_short([Sample(50 * MS)] * 6, plan, budget_ns, 300 * MS), "nor would any plan have gone on"
 
 
 @pytest.mark.parametrize(("cost_ns", "samples"), [(900 * MS, 3), (1_400 * MS, 2), (2 * S, 1)])

@@ -24,6 +24,7 @@ from tests.plugin.conftest import (
     begin_repository,
     commit,
     git,
+    git_in,
     one_line,
     worktrees,
 )
@@ -503,12 +504,95 @@ def test_a_base_that_does_not_import_says_why(repository: Project) -> None:
     result.stderr.fnmatch_lines(["*HEAD (*: its process ended*", "*No module named 'no_such_module'*", "  -> *"])
 
 
-def test_submodules_are_named_as_what_is_missing(repository: Project) -> None:
+LIBRARY_IN_A_SUBMODULE = """
+import sys
+from pathlib import Path
+
+import torch
+from conftest import Virtual
+
+sys.path.insert(0, str(Path(__file__).with_name("vendor") / "library"))
+import library
+
+def test_work(perf):
+    def work():
+        Virtual.now_ns += 100_000_000
+        return torch.empty(1024 * library.KIB, dtype=torch.uint8).numel()
+
+    perf(work)
+"""
+
+
+def with_submodules(repository: Project, tmp_path: Path) -> Path:
+    """Give the project a library as a submodule, which has one itself; the library's folder in the project."""
+    numbers, library = tmp_path / "numbers", tmp_path / "library"
+    for folder, file, text in (
+        (numbers, "numbers_of.py", "KIB = 500\n"),
+        (library, "library.py", "from inner.numbers_of import KIB\n"),
+    ):
+        folder.mkdir()
+        git_in(folder, "init", "--quiet", "--initial-branch=main")
+        (folder / file).write_text(text)
+        if folder is library:
+            add_submodule(library, numbers, "inner")
+        commit_in(folder, "first")
+    add_submodule(repository.pytester.path, library, "vendor/library")
+    commit(repository, "a library", LIBRARY_IN_A_SUBMODULE)
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "update", "--init", "--recursive")
+    shutil.rmtree(numbers)
+    shutil.rmtree(library)  # nothing can be fetched
+    return repository.pytester.path / "vendor" / "library"
+
+
+def add_submodule(folder: Path, source: Path, path: str) -> None:
+    git_in(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(source), path)
+
+
+def commit_in(folder: Path, message: str) -> None:
+    git_in(folder, "add", "--all")
+    git_in(folder, "commit", "--quiet", "--message", message)
+
+
+def test_a_base_has_the_submodules_that_it_records_also_where_this_side_has_them_no_more(
+    repository: Project, tmp_path: Path
+) -> None:
+    library = with_submodules(repository, tmp_path)
+    (library / "inner" / "numbers_of.py").write_text("KIB = 600\n")
+    for folder in (library / "inner", library):
+        commit_in(folder, "more")
+    result = repository.run(*DECIDED_BY_MEMORY, failed=1)
+    result.stdout.re_match_lines([r"peak\s+500 KiB\s+600 KiB .*", r"head: [0-9a-f]{7} with 1 uncommitted change ·.*"])
+    (tree,) = (tmp_path / "cache").glob("perflab/trees/*/*/vendor/library")
+    (tree / "library.py").write_text("KIB = 1\n")  # a trial left a change in it
+    git(repository, "rm", "--quiet", "--force", "vendor/library")
+    (library / "inner").mkdir(parents=True)
+    (library / "inner" / "numbers_of.py").write_text("KIB = 700\n")
+    (library / "library.py").write_text("from inner.numbers_of import KIB\n")
+    result = repository.run(*DECIDED_BY_MEMORY, failed=1)
+    result.stdout.re_match_lines([r"peak\s+500 KiB\s+700 KiB .*"])
+    with pytest.raises(KeyboardInterrupt), other_side("HEAD", repository.pytester.path, [], print):
+        raise KeyboardInterrupt
+    kept = repository.pytester.path / ".git" / "modules" / "vendor" / "library"
+    assert not any(list((one / "worktrees").glob("*")) for one in (kept, kept / "modules" / "inner"))
+
+
+def test_a_submodule_that_this_side_has_not_checked_out_is_left_out_and_a_missing_commit_names_the_remedy(
+    repository: Project, tmp_path: Path
+) -> None:
+    library = with_submodules(repository, tmp_path)
     head = git(repository, "rev-parse", "HEAD").strip()
-    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{head},vendor/thing")
-    git(repository, "commit", "--quiet", "--message", "a submodule")
-    result = repository.run("--perf-against=HEAD")
-    result.stderr.fnmatch_lines(["*has submodules (vendor/thing)*", "*--perf-against=PATH*"])
+    git(repository, "update-index", "--cacheinfo", f"160000,{head},vendor/library")
+    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{head},nowhere")
+    git(repository, "commit", "--quiet", "--message", "commits that nobody has pushed")
+    said = repository.run("--perf-against=HEAD", ret=REFUSED).stderr
+    said.fnmatch_lines([f"*the submodule nowhere of * is at {head[:12]}, and no*", "*--perf-against=PATH*"])
+    (repository.pytester.path / "nowhere").mkdir()
+    said = repository.run("--perf-against=HEAD", ret=REFUSED).stderr
+    said.fnmatch_lines([f"*vendor/library of * is at {head[:12]}, and no*", f"*fetch it: git -C {library} fetch *"])
+    git(repository, "submodule", "--quiet", "deinit", "--force", "vendor/library")
+    repository.test_file.write_text(TWO_CASES)
+    commit(repository, "a library that is not needed")
+    repository.run("--perf-against=HEAD", "-k", "work", passed=1, deselected=1)
 
 
 @pytest.mark.parametrize("through", ["its own path", "a symbolic link"])

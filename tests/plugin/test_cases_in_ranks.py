@@ -219,7 +219,7 @@ def test_plain(rank, world_size, process_group):
     result = project.pytest(passed=3, failed=1)
     assert "rank 0 of 2 failed" in one_line(result)
     predicted = project.run("--perf-predict", "-k", "two", passed=1)
-    assert "one rank of 2 · 1 collective of 4 B" in one_line(predicted)
+    assert "rank 0 of 2 · 1 collective of 4 B" in one_line(predicted)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from perflab.base.errors import KernelError
+from perflab.compiled.run.command import compiled_by
 from tests.plugin.conftest import Folder
 
 KERNELS = """
@@ -129,6 +131,9 @@ def test_what_another_environment_makes_of_the_same_kernels_is_compared(project:
     nothing = project.perflab("kernels", "--arch=90", "--against=/bin/false")
     assert nothing.ret == 2
     nothing.stderr.fnmatch_lines(["perflab kernels: /bin/false compiled nothing: *", "  -> *"])
+    other.write_text("#!/bin/sh\necho loading; exec sleep 600\n")
+    with pytest.raises(KernelError, match=r"was ended after 0\.1 s: .*\n  -> see where it hangs: .*perf_timeout"):
+        compiled_by(str(other), ["my_kernels"], [90], limit_s=0.1)
     refused = project.perflab("kernels", "--update", f"--against={other}")
     refused.stderr.fnmatch_lines(["perflab kernels: --against with --update", "  -> *"])
 

@@ -84,7 +84,7 @@ def test_a_rank_has_its_share_and_what_it_communicates_is_gated(project: Ranks) 
     assert replicated["collectives"]["collective_bytes"] == WEIGHTS
     assert replicated["communication"]["sent_bytes"] == 2 * 7 * WEIGHTS // 8
     assert f"{replicated['communication']['bound_ns']:.0f}" == f"{2 * 7 / 8 * WEIGHTS / 450e9 * 1e9:.0f}"
-    assert "one rank of 16" in said
+    assert "rank 0 of 16" in said
 
     # From two worlds the others follow: here every block is a share or none, so exactly.
     worlds = {int(ranks): size for ranks, size in four["fit"]["worlds"].items()}
@@ -104,7 +104,8 @@ def test_a_rank_has_its_share_and_what_it_communicates_is_gated(project: Ranks) 
 def test_a_baseline_of_another_world_is_not_compared(project: Ranks) -> None:
     project.predict("--perf-update", "-k", "exchange", passed=1)
     assert project.predict("-k", "exchange", passed=1)[1]["test_exchange"]["judgement"]["verdict"] == "ok"
-    _, found = project.predict("-k", "exchange", "--perf-world=64", passed=1)
+    said, found = project.predict("-k", "exchange", "--perf-world=64", "--perf-ranks=3", passed=1)
+    assert "rank 3 of 64" in said
     judgement = found["test_exchange"]["judgement"]
     assert judgement["verdict"] == "incomparable"
     assert judgement["reasons"] == ["baseline of a rank of 8, and this is one of 64"]

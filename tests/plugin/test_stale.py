@@ -119,13 +119,37 @@ def test_a_damaged_predicted_file_hides_no_stale_measured_baseline(suite: Projec
 
 def test_a_file_that_is_gone_takes_its_baselines_along(suite: Project) -> None:
     file = suite.baseline_file()
-    suite.test_file.rename(suite.test_file.with_name("test_new_name.py"))
-    said = one_line(suite.run("-k", "test_a"))
-    assert re.search(r"4 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, ", said)
-    assert re.search(r"1 stale baseline in baselines/cpu-\S+/test_story\.json: test_a \(save them", said), "it moved"
-    assert "test_story.json" in prune(suite)
+    suite.test_file.unlink()
+    suite.pytester.makepyfile(test_second="def test_other(perf):\n    perf(sum, [1])\n")
+    assert "removed 5 stale baselines" in prune(suite)
     assert not file.exists()
     assert not file.parent.exists()
+
+
+def test_baselines_of_tests_that_moved_stay_until_they_are_saved_whatever_is_run(suite: Project) -> None:
+    moved = suite.test_file.with_name("test_new_name.py")
+    suite.test_file.rename(moved)
+    moved.write_text(moved.read_text().replace("def test_b", "def test_other"))
+    predicted = PredictedStore(suite.pytester.path / "baselines")
+    predicted.save("h100", {f"test_story.py::{name}": predicted_baseline() for name in ("test_a", "test_a {cold}")})
+    compared = "test_a, test_c[1], test_c[2], test_c[3] (save them under their new names first: --perf-update)"
+    said = one_line(suite.run("-k", "test_other"))
+    assert re.search(rf"4 stale baselines in baselines/cpu-\S+/test_story\.json: {re.escape(compared)}", said)
+    assert re.search(r"1 stale baseline in baselines/cpu-\S+/test_story\.json: TestGroup::test_b \(remove: ", said)
+    said = " ".join(prune(suite).split())
+    assert "removed 1 stale baseline from baselines/cpu-" in said
+    assert f"/test_story.json, since moved cases are compared with it: {compared}" in said
+    assert list(suite.saved_cases()) == [name for name in ALL if name != "TestGroup::test_b"]
+
+    here = current_environment(torch.device("cpu"))
+    names = [name for name in ALL if name != "TestGroup::test_b"]
+    BaselineStore(predicted.directory).save({f"{moved.name}::{name}": entry(environment=here) for name in names})
+    said = " ".join(prune(suite).split())
+    assert "removed 4 stale baselines from baselines/cpu-" in said, "they are saved under their new names"
+    kept = "kept in baselines/predicted-h100/test_story.json, since moved cases are compared with it: test_a, test_a {"
+    assert kept in said, "no prediction is saved under a new name"
+    said = prune(suite, "--perf-prune-case=test_story.py::test_a")
+    assert "removed 2 stale baselines" in said, "it is named"
 
 
 def test_a_file_left_without_a_single_test_is_still_seen(suite: Project) -> None:
@@ -288,7 +312,7 @@ def test_what_was_collected_is_looked_through_only_where_there_is_a_case(
 ) -> None:
     looked: list[Notes] = []
 
-    def look(config: pytest.Config, notes: Notes, baselines: Path) -> Collection:
+    def look(config: pytest.Config, notes: Notes, cases: list[str], baselines: Path) -> Collection:
         looked.append(notes)
         return Collection(files={})
 
@@ -313,7 +337,7 @@ def test_a_slowdown_is_found_after_the_test_was_moved_and_the_row_says_what_it_w
     assert "peak memory +88.0 KiB" in said
     assert "+50.0%" in said
     assert "--perf-prune: no stale baselines" in said
-    assert "since moved cases were compared with it: test_work (save them under their new names first" in said
+    assert "since moved cases are compared with it: test_work (save them under their new names first" in said
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     said = one_line(project.run("--perf-prune"))
     assert "compared with" not in said

@@ -38,6 +38,54 @@ def test_check_off_measures_without_judging(project: Project) -> None:
     result.stdout.re_match_lines([r"work .* \+100\.0% .* unchecked", "1 unchecked.*"])
 
 
+PLACES = """
+import time
+import pytest
+from conftest import failing
+
+@pytest.mark.perf(memory_limit="1KiB")
+def test_large(perf):
+    perf(work)
+
+def test_own(perf):
+    perf(work)
+    failing()
+
+@pytest.mark.perf(timeout=1)
+def test_hangs(perf):
+    perf(work)
+    time.sleep(600)
+
+def test_none(perf):
+    pass
+"""
+
+
+def test_the_place_of_a_failing_verdict_is_the_test_and_its_text_is_shown_once(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "true")  # pytest shows messages whole in its summary
+    project.save("--perf-replicates=2")
+    story = project.test_file
+    story.write_text(story.read_text() + PLACES)
+    with (project.pytester.path / "conftest.py").open("a") as conftest:
+        conftest.write("\ndef failing():\n    import pytest\n    pytest.fail('its own', pytrace=False)\n")
+    project.cost(ms=200)
+    said = project.run("--tb=line", "--perf-replicates=2", "--perf-evidence=off", failed=5).stdout
+    places = {line: number for number, line in enumerate(story.read_text().splitlines(), start=1)}
+    said.fnmatch_lines_random(
+        [
+            f"{story}:{places['def test_work(perf):']}: Failed: work is slower than its baseline",
+            f"{story}:{places['def test_large(perf):'] - 1}: Failed: large: a peak of *",
+            f"{story.with_name('conftest.py')}:*: Failed: its own",
+            f"{story}:{places['    time.sleep(600)']}: Failed: *hangs*",
+            f"{story}:{places['def test_none(perf):']}: test_story.py::test_none is marked perf, but measured nothing",
+        ]
+    )
+    for once in ("95 % interval", "-> call perf(fn, *args) in it"):
+        assert said.str().count(once) == 1
+
+
 SEVERAL = """
 import math
 import pytest, torch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from perflab.base.data import changed
 from perflab.base.errors import KernelError
 from perflab.base.git import current_commit
 from perflab.base.gpu_names import Arch
-from perflab.compiled.compiler.pool import CompilerPool
+from perflab.compiled.compiler.pool import PATIENCE_S, CompilerPool
 from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.report import explain_kernel
 from perflab.compiled.run.kernels import (
@@ -30,6 +30,7 @@ from perflab.compiled.run.kernels import (
 from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore
 from perflab.internals.lookup import TRITON, version_warnings
+from perflab.processes.child import Child, Start, interrupted_by_signals
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, case_of
 from perflab.results.documents import FAILED, PASSED, SCHEMA, read_document
 from perflab.results.records import Verdict
@@ -89,7 +90,9 @@ def compile_kernels(
     notes: list[str] = []
     results = [result_of(f"{one.registration}::{case_of(one.name, one.arch)}", kernel, store) for one, kernel in found]
     if against is not None:
-        before = compiled_by(against, registered, archs or own.archs)
+        # No compiler may be silent for longer than a process may hang, and each kernel may be compiled by itself.
+        silent_s = PATIENCE_S if settings.timeout_s is None else settings.timeout_s
+        before = compiled_by(against, registered, archs or own.archs, (1 + len(results)) * silent_s)
         results = [_judged_against(result, before.get(result.case)) for result in results]
         others = sorted({f"triton {one.triton}" for one in before.values()})
         notes = [f"compared with {', '.join(others) or 'nothing'} of {against}"]
@@ -117,11 +120,13 @@ def compile_kernels(
     return document, [*version_warnings(TRITON), *notes]
 
 
-def compiled_by(python: str, registrations: Sequence[str], archs: Sequence[Arch]) -> dict[str, CompiledKernel]:
+def compiled_by(
+    python: str, registrations: Sequence[str], archs: Sequence[Arch], limit_s: float
+) -> dict[str, CompiledKernel]:
     """Compile registered kernels in another environment, by the Python there, and return them by case.
 
     Raises:
-        KernelError: nothing was compiled there.
+        KernelError: nothing was compiled there, or not within ``limit_s`` seconds.
     """
     # The packages of this environment must not come before the other's own.
     own = [path for path in sys.path if path and "site-packages" not in path and not path.startswith(sys.base_prefix)]
@@ -129,12 +134,19 @@ def compiled_by(python: str, registrations: Sequence[str], archs: Sequence[Arch]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernels.json")
         command = [python, "-m", "perflab", "kernels", *registrations, f"--arch={','.join(map(str, archs))}"]
+        start = Start(python, [*command, f"--json={file}"], environment, Path.cwd())
         try:
-            done = subprocess.run([*command, f"--json={file}"], env=environment, capture_output=True, text=True)
+            with interrupted_by_signals(), Child(start) as child:
+                status = child.wait(None if math.isinf(limit_s) else limit_s)
+                said = child.output().decode("utf-8", "replace").strip()
         except OSError as error:
             raise KernelError(f"{python} cannot be run: {error}", "name the python of the other environment") from error
+        if status is None:
+            raise KernelError(
+                f"{python} was ended after {limit_s:g} s: {said[-500:]}",
+                f"see where it hangs: {shlex.join(command)}; or give it longer: perf_timeout",
+            )
         if not file.exists():
-            said = (done.stderr or done.stdout).strip()
             raise KernelError(f"{python} compiled nothing: {said[-500:]}", "install triton and perflab's needs there")
         document = read_document(file)
     return {one.case: one.outcome.now for one in document.results if isinstance(one.outcome, CompiledCase)}

@@ -101,6 +101,7 @@ def _times(record: Record, measurement: Measurement, summary: Replicate, judgeme
         set_aside_ns=[one.median_ns for one in record.set_aside],
         warmup_calls=measurement.warmup_calls,
         settled=measurement.settled,
+        cut_short=record.times_are_cut_short,
         first_ns=summary.first_ns,
         ran_on=measurement.ran_on,
         intervals_ns={name: list(numbers) for name, numbers in quantiles_of(measurement).items()},

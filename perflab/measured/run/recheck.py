@@ -23,6 +23,7 @@ from perflab.measured.run.replicates import Remeasuring
 from perflab.measured.run.settle import Evidence, Settling, may_settle
 from perflab.measured.run.verdict import Judged, failure_of
 from perflab.results.records import Judgement, Verdict
+from perflab.running.case.crash_place import name_the_test
 from perflab.running.case.progress import ProgressLine
 from perflab.running.config.kinds import is_worker
 from perflab.settings.settings import TotalBudget
@@ -281,6 +282,7 @@ class HeldReports:
                         call = pytest.CallInfo.from_call(lambda: pytest.fail(failure, pytrace=False), when="call")
                         assert call.excinfo is not None
                         report.outcome, report.longrepr = "failed", item.repr_failure(call.excinfo)
+                        name_the_test(item, call.excinfo, report.longrepr)
                     self._attach(item, report)
                 item.ihook.pytest_runtest_logreport(report=report)
             item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

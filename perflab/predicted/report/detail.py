@@ -102,7 +102,7 @@ def _memory(now: Prediction, width: int) -> list[str]:
 def _exchanged(now: Prediction, width: int) -> list[str]:
     """Return the table of a rank's collectives by line, and what they take at least on the network."""
     rows = [(_calls(one), f"{one.kind} {one.dtype}".rstrip(), "", one.line) for one in now.exchanged]
-    lines = _table(f"collectives of one rank of {now.world_size}", _CALLS, rows, width)
+    lines = _table(f"collectives of rank {now.rank} of {now.world_size}", _CALLS, rows, width)
     known = now.communication
     if known is not None and known.bound_ns and now.roofline_ns is not None:
         parts = " + ".join(f"{kind} {format_ns(ns)}" for kind, ns in known.by_kind.items() if ns)

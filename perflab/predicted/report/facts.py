@@ -164,7 +164,7 @@ def rank_facts(now: Prediction) -> list[str]:
     if now.world_size == 1:
         return []
     counts = now.collectives
-    facts = [f"one rank of {now.world_size}"]
+    facts = [f"rank {now.rank} of {now.world_size}"]
     if counts.get("collectives"):
         outside = counts["collectives_outside_backward"]
         told = f"{format_count(counts['collectives'], 'collective')} of {format_bytes(counts['collective_bytes'])}"

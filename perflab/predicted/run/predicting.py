@@ -227,13 +227,16 @@ class Predictions:
         self._progress.clear()
         before, _ = self._baseline(state.case)
         if traced.seen is not None:
+            alone = lone_rank()
+            assert alone is not None
             state.part(Instead).traced = outline_of(traced.trace), time
             counts = traced.seen.counts()
             if not self._settings.dry_run:  # on fake tensors FSDP2 waits otherwise than on a GPU
                 counts.pop(WAITS, None)
             now = changed(
                 now,
-                world_size=state.settings.world_size,
+                world_size=alone.world_size,
+                rank=alone.rank,
                 collectives=counts,
                 exchanged=exchanged_by_line(traced.seen.collectives),
                 communication=communication_on(self._settings.part(Predicting).network, traced.seen.collectives, gpu),

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from perflab.base.errors import BaselineError, DeviceError, PerflabError
 from perflab.base.git import ask_git, code_of
-from perflab.base.identity import file_of
+from perflab.base.identity import file_of, without_mode
 from perflab.results.records import Environment
 from perflab.settings.settings import Settings
 from perflab.store.case_files import case_at, path_of
@@ -42,17 +42,20 @@ class Stale:
         self.cases: dict[str, None] = {}
         """The stale cases that were reported, each once."""
 
-    def report(self, environments: Iterable[Environment], needed: Container[str | None]) -> list[str]:
-        """Return lines that name the stale cases in the baseline files of these environments, ``needed`` ones apart."""
-        lines = []
+    def report(self, environments: Iterable[Environment], compared: Container[str | None]) -> list[str]:
+        """Return lines that name the stale cases in the baseline files of these environments.
+
+        Apart are those that moved cases were ``compared`` with or would be compared with.
+        """
+        lines, missing = [], {}
         self.cases.clear()
         for file in self._files(environments):
-            try:
-                names = missing_from(file, self._collection, self._config.rootpath).stale
-            except PerflabError:
-                continue  # a damaged file that this run did not need
+            with contextlib.suppress(PerflabError):  # a damaged file that this run did not need
+                missing[file] = missing_from(file, self._collection, self._config.rootpath)
+        adopted = self._adopted(missing)
+        for file, (names, _) in missing.items():
             self.cases |= dict.fromkeys(case_at(file.path, name) for name in names)
-            moved = [name for name in names if case_at(file.path, name) in needed]
+            moved = [name for name in names if name in adopted[file] or case_at(file.path, name) in compared]
             others = [name for name in names if name not in moved]
             for some, remedy in ((others, "remove: --perf-prune"), (moved, _SAVE)):
                 if some:
@@ -60,8 +63,10 @@ class Stale:
                     lines.append(f"{said}: {format_names(some)} ({remedy})")
         return lines
 
-    def prune(self, environments: Iterable[Environment], exitstatus: int, needed: Container[str | None]) -> list[str]:
-        """Remove stale cases, except ``needed`` ones; return lines that name the removed and the kept cases.
+    def prune(self, environments: Iterable[Environment], exitstatus: int, compared: Container[str | None]) -> list[str]:
+        """Remove stale cases; return lines that name the removed and the kept cases.
+
+        Kept are those that moved cases were ``compared`` with or would be compared with.
 
         Raises:
             PerflabError: a baseline file cannot be read or written, or there is no device to have baselines of.
@@ -71,12 +76,13 @@ class Stale:
         collection, root = self._collection, self._config.rootpath
         files = self._files(list(environments) or self._here())
         missing = {file: missing_from(file, collection, root) for file in files}
-        removed, kept = [], []
+        adopted, removed, kept = self._adopted(missing), [], []
         for file, (stale, doubtful) in missing.items():
-            moved = [name for name in stale if case_at(file.path, name) in needed]
+            moved = [name for name in stale if name in adopted[file] or case_at(file.path, name) in compared]
+            moved = [name for name in moved if not self._is_named(case_at(file.path, name))]
             if moved:
                 place = shown(file.path, self._config)
-                kept.append(f"kept in {place}, since moved cases were compared with it: {', '.join(moved)} ({_SAVE})")
+                kept.append(f"kept in {place}, since moved cases are compared with it: {', '.join(moved)} ({_SAVE})")
             named = [name for name in doubtful if self._is_named(case_at(file.path, name))]
             unwanted = [name for name in [*stale, *named] if name not in moved]
             for path, names in file.store.remove({file.path: unwanted}).items() if unwanted else ():
@@ -92,6 +98,26 @@ class Stale:
             said = "there is no baseline of that name here whose case was not collected"
             kept.append(f"--perf-prune-case={self._settings.prune_case}: {said}")
         return [*(removed or ["--perf-prune: no stale baselines"]), *kept]
+
+    def _adopted(self, missing: Mapping[StoredFile, Missing]) -> dict[StoredFile, set[str]]:
+        """Return the stale cases of each file that a run would compare moved cases with, in whatever mode.
+
+        A collected case may be such a moved case if nothing in the file's folder is stored of it.
+        """
+        adopted: dict[StoredFile, set[str]] = {file: set() for file in missing}
+        for folder in {file.path.parent for file, one in missing.items() if one.stale}:
+            entries = {file: file.entries() for file in missing if file.path.parent == folder}
+            stored = {case_at(file.path, name) for file, names in entries.items() for name in names}
+            places = {case_at(file.path, name): (file, name) for file in entries for name in missing[file].stale}
+            gone = Gone(
+                self._config, self._settings, {case: entries[file][name] for case, (file, name) in places.items()}
+            )
+            modes = {case.removeprefix(without_mode(case)) for case in places}
+            collected = self._collection.cases if self._collection is not None else []
+            new = {case + mode for case in collected for mode in modes} - stored
+            for file, name in (places[was] for was in map(gone.became, new) if was is not None):
+                adopted[file].add(name)
+        return adopted
 
     def _files(self, environments: Iterable[Environment]) -> list[StoredFile]:
         found = list(environments)
@@ -136,34 +162,47 @@ def _counted(names: Sequence[str]) -> str:
     return format_count(len(names), "stale baseline")
 
 
+class Gone:
+    """Stale cases, and the text of their test files and of others, by which moved and renamed tests are known."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, stale: Mapping[str, Stored]) -> None:
+        """Take the ``stale`` cases by node id."""
+        self._root = config.rootpath
+        self._baselines = settings.baselines
+        self._stale = stale
+        self._text_of = functools.cache(self._read)
+
+    def became(self, case: str) -> str | None:
+        """Return the stale case that became ``case``; None if no stale case, or more than one, matches it."""
+        return moved_from(case, self._stale, self._text_of)
+
+    def _read(self, case: str) -> str | None:
+        """Return the text of a case's test file; for a stale case, as the file was when its baseline was saved."""
+        stored, path = self._stale.get(case), file_of(case)
+        if stored is None:
+            return Path(self._root, path).read_text(encoding="utf-8", errors="replace")
+        then = code_of("baseline", self._root.resolve(), self._baselines, stored.recorded, stored.commit).commit
+        return ask_git(self._root, "show", f"{then or 'HEAD'}:./{path}")
+
+
 class Moved:
     """The stale baselines of a tier, searched when the first new case appears."""
 
     def __init__(self, config: pytest.Config, settings: Settings, tier_name: str) -> None:
         self._config = config
-        self._baselines = settings.baselines
+        self._settings = settings
         self._tier = tier_name
         self._gone = functools.cache(self._look_for_gone)
-        self._text_of = functools.cache(self._read)
 
     def of(self, case: str, *environments: Environment) -> str | None:
         """Return the old name under which a case without a baseline was stored; None if no stale case matches it."""
-        gone = self._gone(environments)
-        return moved_from(case, gone, lambda one: self._text_of(one, gone.get(one)))
+        return self._gone(environments).became(case)
 
-    def _look_for_gone(self, environments: tuple[Environment, ...]) -> dict[str, Stored]:
+    def _look_for_gone(self, environments: tuple[Environment, ...]) -> Gone:
         found: dict[str, Stored] = {}
         collection, root = self._config.stash.get(COLLECTION, None), self._config.rootpath
-        for file in tier(self._tier).stored(self._baselines, environments):
+        for file in tier(self._tier).stored(self._settings.baselines, environments):
             with contextlib.suppress(BaselineError):  # a damaged file that this case does not need
                 stale = missing_from(file, collection, root).stale
                 found |= {case_at(file.path, name): file.entries()[name] for name in stale}
-        return found
-
-    def _read(self, case: str, stored: Stored | None) -> str | None:
-        """Return the text of a case's test file; for a stale case, as the file was when its baseline was saved."""
-        root, path = self._config.rootpath, file_of(case)
-        if stored is None:
-            return Path(root, path).read_text(encoding="utf-8", errors="replace")
-        then = code_of("baseline", root.resolve(), self._baselines, stored.recorded, stored.commit).commit or "HEAD"
-        return ask_git(root, "show", f"{then}:./{path}")
+        return Gone(self._config, self._settings, found)

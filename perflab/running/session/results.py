@@ -134,13 +134,13 @@ class Collected:
         collections = [None if seen is None else msgspec.convert(seen, Collection) for seen in self._noted.seen]
         stale = Stale(self._config, self._settings, collections)
         environments = [result.record.environment for result in self._results.values() if result.record is not None]
-        needed = {one.judgement.moved_from for one in self._results.values() if not one.saved}
+        compared = {one.judgement.moved_from for one in self._results.values() if not one.saved}
         if not self._settings.prune:
-            self._stale += stale.report(environments, needed)
+            self._stale += stale.report(environments, compared)
             self._gone = list(stale.cases)
             return
         try:
-            self._stale += stale.prune(environments, exitstatus, needed)
+            self._stale += stale.prune(environments, exitstatus, compared)
         except PerflabError as error:
             self._notes.append(str(error))
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR

@@ -186,7 +186,7 @@ def _tell_what_was_collected(
     chosen = [case_id(item) for item in selected]
     names = set(chosen)
     cases = weave([[case for case in notes.shown if case in names] or chosen, found]) if selected else []
-    config.stash[COLLECTION] = _collection_of(config, notes, settings.baselines)
+    config.stash[COLLECTION] = _collection_of(config, notes, found, settings.baselines)
     seen = to_plain(config.stash[COLLECTION])
     if isinstance(notes, AllNotes):
         notes.cases, notes.selected = cases, chosen
@@ -196,14 +196,13 @@ def _tell_what_was_collected(
         tell(config, cases, chosen, seen, announcement(config, items))
 
 
-def _collection_of(config: pytest.Config, notes: Notes, baselines: Path) -> Collection:
-    """Return the collected perf cases of the files that have baselines, for files that were collected completely."""
+def _collection_of(config: pytest.Config, notes: Notes, cases: list[str], baselines: Path) -> Collection:
+    """Return the collected perf ``cases``, and which files that have baselines were collected completely."""
     files: dict[str, list[str]] = {path: [] for path in sorted(_whole_files(config, notes, baselines))}
-    for item in notes.items:
-        path = file_of(case_id(item))
-        if path in files and is_perf_case(item):
-            files[path].append(name_of(case_id(item)))
-    return Collection(files=files)
+    for case in cases:
+        if file_of(case) in files:
+            files[file_of(case)].append(name_of(case))
+    return Collection(files=files, cases=cases)
 
 
 def _whole_files(config: pytest.Config, notes: Notes, baselines: Path) -> set[str]:

@@ -180,10 +180,12 @@ def report_of_lost(item: pytest.Item, text: str, reason: str, place: str | None 
     """
     from perflab.base.data import changed, to_plain
     from perflab.noting import case_id
+    from perflab.running.case.crash_place import as_text
     from perflab.running.case.verdicts import unmeasured
     from perflab.running.config.kinds import is_perf_case
 
-    report = pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", text, "call")
+    shown = as_text(item, text)
+    report = pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", shown, "call")
     result = unmeasured(case_id(item), reason, report) if is_perf_case(item) else None
     if result is not None:
         report.perflab = to_plain(changed(result, place=place))  # type: ignore[attr-defined]
