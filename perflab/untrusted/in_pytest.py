@@ -404,13 +404,16 @@ def hold_to_account(
         control = stack.enter_context(Stranger(Role.CONTROL, nothing(holding.device), holding))
         progress(_APART)
         here = _Here(workload, device, control, progress)
-        found = Race(judge, candidate, here, control).run()
+        found, is_bent = Race(judge, candidate, here, control).run(), False
         if _is_longer(found, call_ns):  # the machine may be busy: nobody is accused by a few pairs alone
             judge.terms = replace(terms, budget_s=_BUDGET_S)
-            found = Race(judge, candidate, here, control).run()
+            race = Race(judge, candidate, here, control)
+            found = race.run()
+            # Work that a call leaves out here takes its time in every row there; what the machine delays, not in all.
+            is_bent = race.fastest_ns > _SLOWER * call_ns + _RESOLVED_NS
         if device.type != "cpu":
             judge.look(candidate)
-    if _is_longer(found, call_ns) and found.verdict is Verdict.REGRESSED:
+    if is_bent and _is_longer(found, call_ns) and found.verdict is Verdict.REGRESSED:
         raise ClockError(
             f"a call was measured as {format_ns(call_ns)}, and takes {format_ns(found.candidate_ns)} in a process of "
             "its own, on fresh inputs and by a clock outside of it",
