@@ -272,7 +272,7 @@ class Server:
         ours = tuple(folder + os.sep for folder in (self._serve.own or "\0", sys.prefix, sys.base_prefix))
         files = {
             name: file
-            for name, module in list(sys.modules.items())
+            for name, module in sys.modules.copy().items()
             if (file := getattr(module, "__file__", None)) and os.path.isabs(file)  # torch.ops has "_ops.py"
         }
         return sorted(

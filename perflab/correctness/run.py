@@ -136,7 +136,8 @@ def storage_bytes(tensor: Tensor) -> Tensor:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal bit by bit, which holds for NaN, and tells -0.0 from 0.0."""
-    a, b = (one.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for one in (a, b))
+    # Contiguous, since every second element, flattened, is a view with gaps, of which PyTorch gives no bytes.
+    a, b = (one.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for one in (a, b))
     return torch.equal(a, b)
 
 

@@ -129,7 +129,8 @@ def first_changes(report: Report) -> list[str]:
     """Return the beginning of a comparison, for a failure's text: the peak's change, and the three largest changes."""
     change = next(fact.value for fact in report.facts if fact.key == "change_bytes")
     found = next(table for table in report.tables if table.key == "changes")
-    lines = [f"memory: peak of the snapshot {shown(change, 'change')}" + (", of which" if found.rows else "")]
+    told = shown(change, "change") if change else "unchanged"
+    lines = [f"memory: peak of the snapshot {told}" + (", of which" if found.rows else "")]
     for row in found.rows[:3]:
         line, module, category, size, *_ = row
         where = " in ".join(str(part) for part in (line, module) if part)

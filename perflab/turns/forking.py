@@ -58,7 +58,9 @@ def main() -> None:
     for name in filter(None, os.environ.pop(_PRELOADED_VARIABLE, "").split(",")):
         importlib.import_module(name)
     sys.meta_path.remove(missed)
-    found = {name: _origin(module) for name, module in sys.modules.items() if "." not in name and name != "__main__"}
+    found = {
+        name: _origin(module) for name, module in sys.modules.copy().items() if "." not in name and name != "__main__"
+    }
     found = {**dict.fromkeys((*missed.names, *_AT_START)), **{name: file for name, file in found.items() if file}}
     given = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     own_path = [entry for entry in sys.path if entry not in given]

@@ -116,6 +116,11 @@ class Race:
                 self._judge.probe(self._candidate, self._draw.choice(others))
         return taken.concluded(Limits(budget_ns, self._terms.threshold))
 
+    @property
+    def fastest_ns(self) -> float:
+        """The time of one of the candidate's calls in its fastest row: what no busy machine has delayed, if any is."""
+        return min(self._among[CANDIDATE])
+
     def _count_calls(self) -> int:
         """Return how many calls a span has: enough for _SPAN_NS, if their inputs fit."""
         spent: dict[Role, list[int]] = {}

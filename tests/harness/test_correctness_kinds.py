@@ -120,6 +120,57 @@ def test_equal_numbers_may_be_found_in_either_order_and_others_not() -> None:
             verify(one_at(place), given, reference=first, plain=first)
 
 
+def sorted_last_first(x: Tensor) -> tuple[Tensor, Tensor]:
+    values, places = x.flip(-1).sort(stable=True, dim=-1, descending=True)
+    return values, x.shape[-1] - 1 - places
+
+
+def first_place_of_each(x: Tensor) -> tuple[Tensor, Tensor]:
+    values = x.sort(-1, descending=True).values
+    return values, (x[:, None] == values[..., None]).float().argmax(-1)
+
+
+def two_places_exchanged(x: Tensor) -> tuple[Tensor, Tensor]:
+    values, places = sorted_last_first(x)
+    places[3, :8] = places[3, :8].flip(0)
+    return values, places
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_equal_numbers_of_a_sorted_row_may_be_in_any_order_and_each_is_found_once(dtype: torch.dtype) -> None:
+    for shares in (1, 8):  # all of a row, and the first of it, as a router's experts are chosen
+
+        def best(form: Callable[..., Any], x: Tensor, shares: int = shares) -> tuple[Tensor, ...]:
+            return tuple(one[:, : x.shape[1] // shares].contiguous() for one in form(x))
+
+        def descending(x: Tensor) -> tuple[Tensor, ...]:
+            return best(lambda x: x.sort(-1, descending=True), x)
+
+        for seed in range(1, 4):
+            x = normal(seed)["x"].to(dtype)
+            x[:, 5] = x[:, 9] = x[:, 100] = x.amax(-1)
+            definition = Definition(descending, descending, {"x": x})
+            values, places = best(sorted_last_first, x)
+            assert int((places != descending(x)[1]).sum()) > 64
+            assert definition.wrong({"x": x}, {"out": values, "out1": places}) == ""
+            for wrong in (first_place_of_each, two_places_exchanged):
+                values, places = best(wrong, x)
+                assert "out1 is wrong" in (definition.wrong({"x": x}, {"out": values, "out1": places}) or "")
+
+
+def test_an_index_that_a_constant_decides_is_no_matter_of_order() -> None:
+    x = torch.rand(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    edges = torch.arange(0, 1, 0.0625)
+
+    def bucket(x: Tensor, right: bool = False) -> Tensor:
+        return torch.bucketize(x.contiguous(), edges.to(x.dtype), right=right)
+
+    definition = Definition(bucket, bucket, {"x": x})
+    off = int((bucket(x) != bucket(x, right=True)).sum())
+    assert off > 64
+    assert f"{off} of 4096 elements are off" in (definition.wrong({"x": x}, {"out": bucket(x, right=True)}) or "")
+
+
 def test_whole_numbers_have_no_ties() -> None:
     def make(seed: int) -> Inputs:
         return {"x": torch.randint(1, 100, (64, 64), generator=torch.Generator().manual_seed(seed)).float()}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.correctness import expanded_ones, random_upstream, verify
+from perflab.correctness import expanded_ones, random_upstream, same_bits, verify
 
 
 def make_inputs(seed: int) -> dict[str, Tensor]:
@@ -103,6 +103,12 @@ def test_memory_between_an_inputs_elements_is_watched() -> None:
     check(product, with_gaps)
     with pytest.raises(AssertionError, match="changed x, or memory between the elements"):
         check(writes_past_the_row, with_gaps)
+
+
+def test_bits_of_tensors_that_skip_elements_are_compared() -> None:
+    x = torch.randn(6, 12)
+    assert same_bits(x[:, ::2], x[:, ::2].clone())
+    assert not same_bits(x[:, ::2], x[:, 1::2])
 
 
 def test_an_output_kept_from_the_first_run_is_called_cached() -> None:

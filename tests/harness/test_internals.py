@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import re
 import sys
@@ -444,3 +445,33 @@ def test_the_code_around_a_backward_is_the_same_while_the_compiler_has_replaced_
     for owner in (torch.autograd, torch.autograd.graph):
         monkeypatch.setattr(owner, "_engine_run_backward", functools.wraps(engine)(lambda *given: engine(*given)))
     assert dispatch.backward_code() is engine.__code__
+
+
+def test_modules_may_be_imported_by_finalizers_while_optimizers_are_looked_for() -> None:
+    left, made = [4000], []
+
+    class Leftover:
+        """A data loader's iterator imports when it is finalized: each of these adds a module, and leaves another."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            if left[0] > 0:
+                left[0] -= 1
+                made.append(f"perflab_leftover_{left[0]}")
+                sys.modules[made[-1]] = types.ModuleType(made[-1])
+                Leftover()
+
+    _used = [(number, number) for number in range(10_000)]  # free tuples are handed out without a collection
+    thresholds = gc.get_threshold()
+    try:
+        gc.set_threshold(1)
+        Leftover()
+        assert [owner.__name__ for owner, _ in patched.devices_of_foreach()][1:]
+        assert made
+    finally:
+        gc.set_threshold(*thresholds)
+        left[0] = 0
+        for name in made:
+            sys.modules.pop(name, None)

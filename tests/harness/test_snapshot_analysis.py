@@ -24,7 +24,7 @@ from perflab.snapshots.analysis import (
 )
 from perflab.snapshots.difference import compare
 from perflab.snapshots.picture import by_category, thinned
-from perflab.snapshots.report import Report, Table
+from perflab.snapshots.report import Report, Table, first_changes
 from perflab.snapshots.summary import summarize
 from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, block, content, read, segment, training, written
 from tests.harness.traced import Work, exact, phased, traced_as_is, traced_fake
@@ -239,6 +239,7 @@ def test_a_diff_adds_up_to_the_difference_of_the_peaks(tmp_path: Path, most: int
         assert summed(found, "change_bytes") == change
         assert summed(found, "after_bytes") - summed(found, "before_bytes") == change
     same = compare(before, before, ("a", "a"), most)
+    assert first_changes(same) == ["memory: peak of the snapshot unchanged"]
     assert all(not found.rows for found in same.tables)
 
 

@@ -328,6 +328,85 @@ def test_a_reference_in_the_file_of_its_candidate_is_refused(tmp_path: Path, pyt
         assert told in said
 
 
+IN_MODES = """
+import pytest
+import torch
+from perflab.correctness import verify
+
+def product(x, w):
+    return x @ w
+
+def plain(x, w):
+    return torch.matmul(x, w)
+
+def inputs(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {"x": torch.randn(8, 64, generator=generator), "w": torch.randn(64, 64, generator=generator)}
+
+def test_verify_in_autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        verify(product, inputs, reference=plain, plain=plain)
+
+@pytest.mark.perf
+def test_autocast(perf):
+    perf.reference(plain)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        perf(product, *inputs(0).values())
+
+@pytest.mark.perf
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_parameter_is_written_to(perf, mode):
+    perf.reference(lambda w, g: w.sub_(g))
+    with mode():
+        perf(lambda w, g: w.copy_(w - g), torch.nn.Parameter(torch.randn(64)), torch.randn(64))
+
+@pytest.mark.perf
+def test_default_dtype(perf):
+    perf.reference(lambda x: x + torch.ones(8, dtype=torch.float64))
+    torch.set_default_dtype(torch.float64)
+    try:
+        perf(lambda x: x + torch.ones(8), torch.randn(8, dtype=torch.float32))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+@pytest.mark.perf
+def test_random_results_that_skip_elements(perf):
+    perf(lambda x: torch.dropout(x, 0.5, True)[:, ::2], torch.randn(16, 32))
+
+@pytest.mark.perf
+def test_arguments_that_skip_elements(perf):
+    x = torch.randn(64, 128)
+    perf.reference(plain)
+    perf(product, x[:, ::2], x[:, 1::2])
+"""
+
+
+def test_calls_elsewhere_are_made_in_the_modes_of_the_test(tmp_path: Path, python: str) -> None:
+    (tmp_path / "test_modes.py").write_text(IN_MODES)
+    said, results = run(python, tmp_path, "test_modes.py", "--perf", "--perf-adversarial", "-rA")
+    assert len(results) == 6, said
+    assert "PASSED test_modes.py::test_verify_in_autocast" in said
+    for one in results.values():
+        judgement = one["judgement"]
+        is_time = judgement["reasons"] == ["the clocks disagree"]  # type: ignore[index]
+        assert judgement["verdict"] == "new" or is_time, said  # type: ignore[index]  # a busy machine bends times
+
+
+def test_casts_of_weights_are_kept_from_call_to_call_as_in_the_test(python: str) -> None:
+    count = (
+        "import torch; from perflab.untrusted.modes import InModes; from torch.profiler import profile\n"
+        "layer, x = torch.nn.Linear(8, 8, bias=False), torch.randn(4, 8)\n"
+        "for keeps in (False, True):\n"
+        "    with torch.autocast('cpu', torch.bfloat16):\n"
+        "        call = InModes(layer, 'cpu', keeps_casts=keeps)\n"
+        "    with profile() as seen:\n"
+        "        for _ in range(3): call(x)\n"
+        "    print(sum(one.name == 'aten::_to_copy' for one in seen.events()))\n"
+    )
+    said = subprocess.run([python, "-c", count], capture_output=True, text=True, timeout=100).stdout
+    assert said.split() == ["6", "4"]  # of the input in each call, and of the weight
+
+
 def test_a_mode_that_an_import_leaves_on_is_refused(tmp_path: Path, python: str) -> None:
     (tmp_path / "conftest.py").write_text(
         "from torch.overrides import TorchFunctionMode\n"

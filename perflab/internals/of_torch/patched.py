@@ -108,7 +108,8 @@ def devices_of_foreach() -> Iterator[Target]:
     There is a target in every module that has imported the function by name.
     """
     yield _FOREACH.target()
-    for module_name, module in list(sys.modules.items()):
+    # A copy: a list of pairs is made in steps, between which the collector may run a finalizer that imports.
+    for module_name, module in sys.modules.copy().items():
         if module_name.startswith("torch.optim") and hasattr(module, _FOREACH.names):
             yield module, _FOREACH.names
 
