@@ -293,7 +293,10 @@ def _raced(one: Judge, case: Case, candidate: Stranger, processes: contextlib.Ex
                 comparison = race.run()
                 one.ratios.append(_ratio(source.name, comparison, one.terms.threshold))
                 race.refuse_bent_time()
-            _refuse_beyond_hardware(one, case, comparison)
+            if is_too_short(comparison):
+                one.note("calls were as short as what the questions cost, and have no time")
+            else:
+                refuse_beyond_hardware(comparison, case, one.holding)
         except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
             one.note(f"{source.name} cannot be timed: {str(error).splitlines()[0]}")
     return rivals
@@ -312,12 +315,13 @@ def _ratio(rival: str, comparison: Comparison, threshold: float) -> Ratio:
     )
 
 
-def _refuse_beyond_hardware(one: Judge, case: Case, comparison: Comparison) -> None:
-    """Refuse a candidate that is faster than the product in it at the best rate; note it where calls have no time."""
-    if is_too_short(comparison):
-        return one.note("calls were as short as what the questions cost, and have no time")
-    floor_ns = min(_floor_ns(case, one.holding), comparison.base_ns)  # what is trusted does, this hardware can do
-    if (call_ns := comparison.candidate_ns) < floor_ns / _BEYOND_PEAK:
+def refuse_beyond_hardware(comparison: Comparison, case: Case, holding: Holding) -> None:
+    """Refuse a candidate that is faster than the product in it at the best rate.
+
+    The trusted rival's time is believed: the rate is measured only for a candidate that is far faster.
+    """
+    call_ns, rival_ns = comparison.candidate_ns, comparison.base_ns
+    if call_ns < rival_ns / _BEYOND_PEAK and call_ns < (floor_ns := _floor_ns(case, holding)) / _BEYOND_PEAK:
         text = f"a call takes {format_ns(call_ns)}, and the product in it {format_ns(floor_ns)} at the best rate that "
         raise RefusedError(Finding.SUSPICIOUS, Reason.FLOOR, text + "this machine has shown")
 
