@@ -42,7 +42,7 @@ CHANGED, RETURNED = (Finding.WRONG, Reason.INPUTS_CHANGED), (Finding.WRONG, Reas
 AHEAD = (Finding.SUSPICIOUS, Reason.AHEAD)
 
 
-def judged(kind: str, name: str, holding: Holding, budget_s: float = 0.6) -> Judged:
+def judged(kind: str, name: str, holding: Holding, budget_s: float = 0.3) -> Judged:
     case = Case(
         definition=task.definition,
         plain=task.definition,
