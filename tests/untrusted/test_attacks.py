@@ -261,8 +261,8 @@ def test_a_definition_that_cannot_tell_what_is_right_is_refused(
 LAZY_CHILD = """
 import ctypes, mmap, os, platform, sys, time
 import torch
-pages = mmap.mmap(-1, 4 * 256 * 384)
-out = torch.frombuffer(pages, dtype=torch.float32).view(256, 384)
+pages = mmap.mmap(-1, 4 * 128 * 320)
+out = torch.frombuffer(pages, dtype=torch.float32).view(128, 320)
 worker = sys.modules["__main__"]
 worker.narrow = list
 
