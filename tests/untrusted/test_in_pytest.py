@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -383,6 +384,19 @@ def test_an_attention_kernel_is_held_elsewhere(tmp_path: Path, python: str) -> N
     assert found.returncode == 1, found.stdout[-3000:]
     ends = [line.partition(" ") for line in found.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR"))]
     assert {(end, "cached" in name) for end, _, name in ends} == {("PASSED", False), ("FAILED", True)}, ends
+
+
+def test_candidates_with_other_secrets_fork_from_one_ancestor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perflab.processes.child import launch
+    from perflab.untrusted import in_pytest
+
+    started: list[object] = []
+    monkeypatch.setattr(in_pytest, "forking", lambda: contextlib.nullcontext(started.append(1) or launch))
+    running = in_pytest._Running(tmp_path, limit_s=1.0)
+    with running.stack:
+        held = [running.holding(trusted) for trusted in ([], [run], [])]
+        assert held[0] is held[2] is not held[1]
+        assert started == [1]
 
 
 def test_without_cloudpickle_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
