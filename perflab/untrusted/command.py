@@ -185,8 +185,18 @@ def file_of(name: str, path: Sequence[str]) -> Path | None:
 
 
 @contextlib.contextmanager
-def held(device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[Path]) -> Iterator[Holding]:
-    """Yield how candidates are held: confined to this Python and ``open_to``, without what is ``secret``."""
+def held(
+    device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[Path], start: Launch | None = None
+) -> Iterator[Holding]:
+    """Yield how candidates are held: confined to this Python and ``open_to``, without what is ``secret``.
+
+    Args:
+        device: where tensors are.
+        limit_s: the time in seconds that an answer may take.
+        open_to: folders that candidates may read besides those of this Python.
+        secret: files and folders that they may not read.
+        start: starts their processes; None: forks of an ancestor of their own, which takes seconds to start.
+    """
     from perflab.untrusted.confine import python_folders, readable
     from perflab.untrusted.stranger import Holding
 
@@ -194,7 +204,7 @@ def held(device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[
     hidden = [*secret, package.parent / "baselines", package.parent / "tests"]
     installed = [Path(entry) for entry in sys.path if "site-packages" in entry or "dist-packages" in entry]
     folders, listed = readable([*python_folders(), package, *installed, *open_to], hidden)
-    with workplace() as folder, forking() as start:
+    with workplace() as folder, forking() if start is None else contextlib.nullcontext(start) as launched:
         yield Holding(
             device=device,
             folder=folder,
@@ -204,7 +214,7 @@ def held(device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[
                 listed=[str(one) for one in dict.fromkeys(listed)],
                 path=[str(one) for one in open_to],
             ),
-            start=start,
+            start=launched,
         )
 
 

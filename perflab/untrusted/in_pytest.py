@@ -32,11 +32,12 @@ from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import synchronize
 from perflab.measure.stopping import Progress
 from perflab.measurement.callables import Comparison
+from perflab.processes.child import Launch
 from perflab.processes.peer import How
 from perflab.results.records import Verdict
 from perflab.running.case.reference import IN_PLACE, UNDEFINED, Reference, Trusted
 from perflab.units import format_count, format_ns
-from perflab.untrusted.command import held
+from perflab.untrusted.command import forking, held
 from perflab.untrusted.errors import EndedError, RaisedError, RefusedError, UnfitError, refusing
 from perflab.untrusted.judge import Judge, Terms
 from perflab.untrusted.messages import Manner, Role, TensorAt
@@ -79,6 +80,8 @@ class _Running:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     holdings: dict[tuple[Path, ...], Holding] = field(default_factory=dict)
     """How candidates are held, by the files that are secret besides test files."""
+    start: Launch | None = None
+    """Starts their processes, all as forks of one; None before the first."""
 
     def holding(self, trusted: Sequence[Function] = ()) -> Holding:
         """Return how a candidate is held that must not have these functions."""
@@ -92,7 +95,9 @@ class _Running:
                 if (entry := Path(one or ".").absolute()).is_dir() and not _is_installed(entry)
             ]
             folders = list(dict.fromkeys([self.root, Path.cwd(), *own]))
-            self.holdings[secret] = self.stack.enter_context(held("cpu", self.limit_s, folders, hidden))
+            self.start = self.start or self.stack.enter_context(forking())
+            holding = self.stack.enter_context(held("cpu", self.limit_s, folders, hidden, self.start))
+            self.holdings[secret] = holding
         return self.holdings[secret]
 
 

@@ -37,7 +37,7 @@ class Variant:
 
 def make_model(variant: Variant) -> nn.Module:
     torch.manual_seed(0)
-    model = build_model("tiny", num_layers=2, vocab_size=VOCAB, **variant.model)
+    model = build_model("tiny", **{"num_layers": 2, "vocab_size": VOCAB, **variant.model})
     if "frozen" in variant.kind:
         model.blocks[0].requires_grad_(False)
     if "unused" in variant.kind:
@@ -491,7 +491,10 @@ def simulated(world_size: int, exchanges: list[str]) -> dict[str, tuple[bool, St
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     distributed.destroy_process_group()
-    variants = [Variant(name, switches={"skip_non_finite": False}, rows=(1,) * world_size) for name in exchanges]
+    one_layer = {"num_layers": 1}  # every operator runs once for each rank
+    variants = [
+        Variant(name, one_layer, switches={"skip_non_finite": False}, rows=(1,) * world_size) for name in exchanges
+    ]
     wanted, found = alone(variants), {}
     distributed.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     # A number that is made from no tensor is one tensor there, which no collective adds up; all have as many tokens.

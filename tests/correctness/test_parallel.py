@@ -163,9 +163,9 @@ def test_three_ranks_have_the_mean_of_their_gradients_and_none_where_nobody_has_
 
 
 def test_many_ranks_are_one_process_but_for_the_order_of_sums() -> None:
-    worlds = {8: ["naive", "flat", "overlapped", "bucketed"], 64: ["flat"]}
+    worlds = {8: ["naive", "overlapped", "bucketed"], 64: ["flat"]}
     (found,) = in_ranks(parallel_training.in_worlds, 1, worlds, threads=1)
-    assert len(found) == 5
+    assert len(found) == 4
     for name, (is_same, got, wanted) in found.items():
         assert is_same, f"{name}: the ranks differ"
         moments = {key: tensor for key, tensor in wanted.items() if key.endswith(AdamW_MOMENTS)}

@@ -30,12 +30,20 @@ def flops(costs: list[Cost], *, phase: str = "", operator: str = "") -> int:
     return sum(cost.flops for cost in costs if phase in ("", cost.phase) and operator in ("", cost.operator))
 
 
-# The smallest, the one whose heads are no power of two, the one with grouped heads: the others are as these, wider.
+# The smallest, the one whose heads are no power of two, the one with grouped heads: the others are as these, wider. All
+# layers of the last one are counted from a few.
 @pytest.mark.parametrize(
-    ("impl", "size"), [("naive", "tiny"), ("naive", "xl"), ("naive", "70B"), ("sdpa", "tiny"), ("sdpa", "2.7B")]
+    ("impl", "size", "changes"),
+    [
+        ("naive", "tiny", {}),
+        ("naive", "xl", {"num_layers": 2}),
+        ("naive", "70B", {}),
+        ("sdpa", "2.7B", {"num_layers": 2}),
+    ],
+    ids=str,
 )
-def test_flops_are_those_of_the_closed_form(impl: str, size: str) -> None:
-    setup = setup_of(size, 4, 128, device="cuda", attention=impl)
+def test_flops_are_those_of_the_closed_form(impl: str, size: str, changes: dict[str, Any]) -> None:
+    setup = setup_of(size, 4, 128, device="cuda", attention=impl, **changes)
     now = predicted("train_step", setup)
     forward = flops(now.costs, phase="forward")
     assert forward == setup.cost("forward").flops

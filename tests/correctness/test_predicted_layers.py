@@ -19,17 +19,17 @@ from tests.correctness.predicted import on_a_gpu, setup_of, work
 
 pytestmark = pytest.mark.correctness
 
-PLAIN = {"attention": "sdpa"}
 GPT = {"norm": "layer", "positions": "learned", "feed_forward": "gelu", "tied_head": True}
 SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("train_step", {}, PLAIN),
-    ("train_step", {"precision": "bf16"}, {"attention": "tiled"}),
+    ("train_step", {"precision": "bf16", "checkpointing": "selective"}, {"attention": "tiled"}),
     ("train_step", {"precision": "fp16", "optimizer": "foreach", "max_grad_norm": 1.0}, {"attention": "triton"}),
     ("train_step", {"precision": "pure-bf16"}, GPT),
     ("train_step", {"precision": "tf32", "checkpointing": "every-block"}, {"attention": "naive"}),
-    ("train_step", {"precision": "bf16", "checkpointing": "selective"}, PLAIN),
-    ("train_step", {"optimizer": "loop", "max_grad_norm": 1.0}, {"residual_dropout": 0.1, "num_kv_heads": 4}),
-    ("train_step", {"micro_batches": 2, "fused_loss": True}, {"fused_norm": True, "fused_feed_forward": True}),
+    (
+        "train_step",
+        {"optimizer": "loop", "max_grad_norm": 1.0, "micro_batches": 2, "fused_loss": True},
+        {"residual_dropout": 0.1, "num_kv_heads": 4, "fused_norm": True, "fused_feed_forward": True},
+    ),
     ("forward", {"precision": "bf16"}, {"attention": "naive", "window": 16}),
 ]
 

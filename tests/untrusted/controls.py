@@ -42,7 +42,7 @@ def has_joined_threads(x: Tensor, w: Tensor) -> Tensor:
     def half(rows: slice) -> None:
         out[rows] = scaled(x[rows] @ w)
 
-    threads = [threading.Thread(target=half, args=(one,)) for one in (slice(0, 128), slice(128, None))]
+    threads = [threading.Thread(target=half, args=(one,)) for one in (slice(0, 64), slice(64, None))]
     for one in threads:
         one.start()
     for one in threads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROWS, LENGTH = 256, 384
+ROWS, LENGTH = 128, 320
 
 
 def definition(x: Tensor, w: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from perflab.measurement.callables import BASE, CANDIDATE
 from perflab.untrusted import kernel, race, stranger
 from perflab.untrusted.command import held
 from perflab.untrusted.errors import RefusedError, UnfitError
-from perflab.untrusted.judge import Case, Terms, judge, refuse_work_outside
+from perflab.untrusted.judge import Case, Terms, judge, refuse_beyond_hardware, refuse_work_outside
 from perflab.untrusted.messages import ANSWERS, Entry, Raised, Role, TensorAt
 from perflab.untrusted.race import Race, share_of_a_replaced_clock
 from perflab.untrusted.records import MOST_TEXT, Finding, Judged, Reason
@@ -41,13 +41,7 @@ CHANGED, RETURNED = (Finding.WRONG, Reason.INPUTS_CHANGED), (Finding.WRONG, Reas
 AHEAD = (Finding.SUSPICIOUS, Reason.AHEAD)
 
 
-@pytest.fixture(scope="module")
-def holding() -> Iterator[Holding]:
-    with held("cpu", 60.0, [], []) as found:
-        yield found
-
-
-def judged(kind: str, name: str, holding: Holding, budget_s: float = 0.6) -> Judged:
+def judged(kind: str, name: str, holding: Holding, budget_s: float = 0.3) -> Judged:
     case = Case(
         definition=task.definition,
         plain=task.definition,
@@ -266,8 +260,8 @@ def test_a_definition_that_cannot_tell_what_is_right_is_refused(
 LAZY_CHILD = """
 import ctypes, mmap, os, platform, sys, time
 import torch
-pages = mmap.mmap(-1, 4 * 256 * 384)
-out = torch.frombuffer(pages, dtype=torch.float32).view(256, 384)
+pages = mmap.mmap(-1, 4 * 128 * 320)
+out = torch.frombuffer(pages, dtype=torch.float32).view(128, 320)
 worker = sys.modules["__main__"]
 worker.narrow = list
 
@@ -385,7 +379,7 @@ def test_a_candidate_has_no_variable_of_the_session_beyond_those_that_programs_n
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert stranger.variables_for(None).keys() >= {"PATH", "OMP_NUM_THREADS"}
     assert "SECRET_TOKEN" not in stranger.variables_for(None)
-    with held("cpu", 60.0, [], []) as fresh:
+    with held("cpu", 60.0, [], []) as fresh:  # from an ancestor of its own
         for role in (Role.RIVAL, Role.CANDIDATE):  # what a rival has is in the memory from which the next one is forked
             with Stranger(role, Source("sees", Entry(name="sees:variables", source=SEES)), fresh) as one:
                 found = one.result(one.span([[torch.zeros(2)]]).outputs[0][0])
@@ -492,6 +486,41 @@ def test_a_clock_counts_as_replaced_where_it_tells_next_to_nothing_and_the_rival
     assert share_of_a_replaced_clock([0.0, 0.0, 0.5, 0.6], long, short) is None, "only some spans, as on a busy machine"
     assert share_of_a_replaced_clock(never, short, short) is None, "a short call, most of whose span is the machine's"
     assert share_of_a_replaced_clock(never, long, long) is None, "the rival's falls short too"
+
+
+def product(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+
+
+def two_products(x: torch.Tensor) -> torch.Tensor:
+    return x @ x @ x
+
+
+@pytest.mark.parametrize(
+    ("definition", "call_us", "rival_us", "is_suspicious"),
+    [
+        (product, 30, 200, True),  # 128 us at the best rate
+        (product, 33, 200, False),
+        (product, 30, 110, False),  # the trusted function is as fast: so the hardware can be
+        (product, 27, 110, True),
+        (two_products, 30, 200, False),  # may be done in another order, with fewer operations
+    ],
+)
+def test_a_candidate_may_not_be_faster_than_its_product_at_the_best_rate(
+    definition: Callable[[torch.Tensor], torch.Tensor],
+    call_us: float,
+    rival_us: float,
+    is_suspicious: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("perflab.untrusted.judge.matmul_flops_per_second", lambda *_: 1e9)
+    asked = (
+        pytest.raises(RefusedError, match=r"its product .* at the best rate")
+        if is_suspicious
+        else contextlib.nullcontext()
+    )
+    with asked:
+        refuse_beyond_hardware(definition, normal(0), 1e3 * call_us, 1e3 * rival_us)
 
 
 @pytest.mark.parametrize(("device_ns", "is_suspicious"), [(None, False), (10_400_000, False), (11_000_000, True)])

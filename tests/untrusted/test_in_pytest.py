@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,6 +185,12 @@ def test_against_what_is_right(perf, fn):
     perf(fn, torch.randn(16, 32))
 
 @pytest.mark.perf
+def test_both(perf):
+    import both
+    perf.reference(both.plain)
+    perf(both.fast, torch.randn(8))
+
+@pytest.mark.perf
 @pytest.mark.parametrize("fn", MEASURED, ids=lambda fn: fn.__name__)
 def test_perf(perf, fn):
     perf(fn, torch.randn(16, 32))
@@ -222,8 +230,12 @@ def test_step(perf):
 """
 
 
-def run(python: str, folder: Path, *arguments: str) -> tuple[str, dict[str, dict[str, object]]]:
+Results = dict[str, Any]
+
+
+def run(python: str, folder: Path, *arguments: str) -> tuple[str, Results]:
     (folder / "test_it.py").write_text(SUITE)
+    (folder / "both.py").write_text("def fast(x): return x + x\ndef plain(x): return 2 * x\n")
     (folder / "pytest.ini").write_text("[pytest]\n")
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--perf-device=cpu", "--perf-budget=0.2"]
     command += ["--perf-json=out.json", "--perf-noisy=accept", *arguments]
@@ -234,10 +246,49 @@ def run(python: str, folder: Path, *arguments: str) -> tuple[str, dict[str, dict
     return said, {one["case"].partition("::")[2]: one for one in results}
 
 
-def test_verify_runs_candidates_elsewhere(tmp_path: Path, python: str) -> None:
-    said, _ = run(python, tmp_path, "-k", "test_verify or nothing_keeps", "--perf-adversarial", "-rA")
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, python: str) -> tuple[str, Results]:
+    """What a session says of all candidates in processes of their own, and its results."""
+    chosen = "not in_samples and not replaces and not enters and not test_perf[into]"
+    return run(python, tmp_path_factory.mktemp("elsewhere"), "-m", "perf or not perf", "-k", chosen, *ELSEWHERE)
+
+
+ELSEWHERE = ("--perf-adversarial", "-rA")
+HELD = {
+    "latches": "failed",
+    "drifts": "new",
+    "right": "new",
+    "by_shape": "failed",
+    "counts": "new",
+    "late": "failed",
+    "unwritten": "failed",
+    "in_rows": "failed",
+    "into_one_buffer": "failed",
+    "every_second": "failed",
+    "boxed": "new",
+    "constant": "new",
+}
+REFERRED = {
+    "right": "new",
+    "constant": "failed",
+    "of_other_dtype": "failed",
+    "into": "new",
+    "right_at_first": "failed",
+}
+
+
+def verdicts_of(results: Results, test: str = "") -> dict[str, str]:
+    """The verdicts of a test's cases by their parameters; without a test's name, those of cases without any."""
+    found = {name: one["judgement"]["verdict"] for name, one in results.items()}
+    if not test:
+        return {name: verdict for name, verdict in found.items() if "[" not in name}
+    return {name.partition("[")[2][:-1]: verdict for name, verdict in found.items() if name.partition("[")[0] == test}
+
+
+def test_verify_runs_candidates_elsewhere(elsewhere: tuple[str, Results]) -> None:
+    said, _ = elsewhere
     passed = {
-        line.partition("[")[2].rstrip("]") for line in said.splitlines() if line.startswith("PASSED") and "[" in line
+        line.partition("[")[2].rstrip("]") for line in said.splitlines() if "PASSED test_it.py::test_verify" in line
     }
     assert passed == {"right", "<lambda>"}, said
     assert "PASSED test_it.py::test_of_an_output_that_nothing_keeps" in said
@@ -250,32 +301,10 @@ def test_verify_runs_candidates_elsewhere(tmp_path: Path, python: str) -> None:
     assert "FAILED test_it.py::test_verify[finds_the_reference] - AttributeError" in said or "KeyError" in said
 
 
-def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str) -> None:
-    said, results = run(
-        python,
-        tmp_path,
-        "-m",
-        "perf",
-        "-k",
-        "test_perf and (latches or drifts or right or by_shape or counts or late or unwritten or rows or one_buffer or "
-        "every or boxed or constant) "
-        "or lock or step or probabilities or table or numbers or expanded or leaf",
-        "--perf-adversarial",
-    )
-    verdicts = {name: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
-    assert verdicts == {
-        "test_perf[latches]": "failed",
-        "test_perf[drifts]": "new",
-        "test_perf[right]": "new",
-        "test_perf[by_shape]": "failed",
-        "test_perf[counts]": "new",
-        "test_perf[late]": "failed",
-        "test_perf[unwritten]": "failed",
-        "test_perf[in_rows]": "failed",
-        "test_perf[into_one_buffer]": "failed",
-        "test_perf[every_second]": "failed",
-        "test_perf[boxed]": "new",
-        "test_perf[constant]": "new",
+def test_perf_is_held_to_what_two_other_processes_do(elsewhere: tuple[str, Results]) -> None:
+    said, results = elsewhere
+    assert verdicts_of(results, "test_perf") == HELD, said
+    assert verdicts_of(results) == {
         "test_of_probabilities": "new",
         "test_of_a_table": "new",
         "test_of_numbers": "new",
@@ -283,49 +312,50 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str
         "test_of_a_leaf": "failed",
         "test_a_lock": "failed",
         "test_step": "new",
+        "test_both": "failed",
     }, said
     assert "two processes return different results for the same inputs" in said
     assert "cannot be sent to a process of its own" in said
-    facts = {name: one["outcome"]["facts"]["adversarial"] for name, one in results.items() if verdicts[name] == "new"}  # type: ignore[index]
-    assert str(facts["test_perf[right]"]).startswith("agrees in ")
-    assert facts["test_perf[boxed]"] == "returns no tensor to compare"
-    assert facts["test_perf[constant]"] == "returns the same for all inputs"
-    assert facts["test_perf[counts]"] == "results differ from call to call"
-
-
-@pytest.mark.parametrize("options", [[], ["--perf-adversarial"]], ids=["here", "elsewhere"])
-def test_results_are_compared_with_the_reference_that_a_case_states(
-    tmp_path: Path, python: str, options: list[str]
-) -> None:
-    said, results = run(python, tmp_path, "-m", "perf", "-k", "what_is_right", *options)
-    verdicts = {name.partition("[")[2][:-1]: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
-    here = "failed" if options else "new"  # the session has the reference
-    wanted = {
-        "right": "new",
-        "constant": "failed",
-        "of_other_dtype": "failed",
-        "finds_the_reference": here,
-        "into": "new",
-        "right_at_first": "failed",
+    assert "fast and its reference are in one file" in said
+    facts = {
+        name: results[f"test_perf[{name}]"]["outcome"]["facts"]["adversarial"]
+        for name in ("right", "boxed", "counts", "constant")
     }
-    if options:  # what the memory of the session holds by chance may be right
-        wanted["leaves_a_row"] = "failed"
-    else:
-        verdicts.pop("leaves_a_row")
-    assert verdicts == wanted, said
+    assert str(facts["right"]).startswith("agrees in ")
+    assert facts["boxed"] == "returns no tensor to compare"
+    assert facts["constant"] == "returns the same for all inputs"
+    assert facts["counts"] == "results differ from call to call"
+
+
+def test_results_elsewhere_are_compared_with_the_reference_that_a_case_states(elsewhere: tuple[str, Results]) -> None:
+    said, results = elsewhere
+    verdicts = verdicts_of(results, "test_against_what_is_right")
+    assert verdicts == {**REFERRED, "finds_the_reference": "failed", "leaves_a_row": "failed"}, said
+    reasons_are(results, "wrong result")
+
+
+def reasons_are(results: Results, reason: str) -> None:
     for name in ("constant", "of_other_dtype", "right_at_first"):
-        assert results[f"test_against_what_is_right[{name}]"]["judgement"]["reasons"] == ["wrong result"]  # type: ignore[index]
+        assert results[f"test_against_what_is_right[{name}]"]["judgement"]["reasons"] == [reason]
 
 
-def test_a_reference_in_the_file_of_its_candidate_is_refused(tmp_path: Path, python: str) -> None:
-    (tmp_path / "both.py").write_text("def fast(x): return x + x\ndef plain(x): return 2 * x\n")
-    (tmp_path / "test_both.py").write_text(
-        "import both, pytest, torch\n@pytest.mark.perf\ndef test_both(perf):\n"
-        "    perf.reference(both.plain)\n    perf(both.fast, torch.randn(8))\n"
-    )
-    for options, told in (([], "1 new"), (["--perf-adversarial"], "fast and its reference are in one file")):
-        said, _ = run(python, tmp_path, "-m", "perf", "-k", "both", *options)
-        assert told in said
+def test_timed_results_are_compared_with_untimed_ones_and_with_a_reference(tmp_path: Path, python: str) -> None:
+    chosen = "test_perf and (right or counts or in_samples or replaces or into or enters) and not buffer"
+    said, results = run(python, tmp_path, "-m", "perf", "-k", f"{chosen} or what_is_right or both")
+    verdicts = verdicts_of(results, "test_perf")
+    caught = {verdicts.pop(name) for name in ("in_samples", "replaces", "enters")}
+    assert caught == {"failed"}, said
+    assert set(verdicts.values()) == {"new"}, said
+    assert "a timed call returned another result than untimed calls of the same arguments" in said
+    assert "torch.equal is not PyTorch's any more" in said
+    assert "the work has left a mode on, test_it.Answers" in said
+    known = {name: results[f"test_perf[{name}]"]["outcome"]["measurement"]["results"] for name in verdicts}
+    assert known == {"right": "same", "counts": "not comparable", "into": "same"}
+    against = verdicts_of(results, "test_against_what_is_right")
+    against.pop("leaves_a_row")  # what the memory of the session holds by chance may be right
+    assert against == {**REFERRED, "finds_the_reference": "new"}, said  # the session has the reference
+    assert verdicts_of(results) == {"test_both": "new"}
+    reasons_are(results, "wrong result")
 
 
 IN_MODES = """
@@ -420,30 +450,6 @@ def test_a_mode_that_an_import_leaves_on_is_refused(tmp_path: Path, python: str)
     assert "conftest.Answers" in said
 
 
-def test_timed_results_are_compared_with_untimed_ones(tmp_path: Path, python: str) -> None:
-    said, results = run(
-        python,
-        tmp_path,
-        "-m",
-        "perf",
-        "-k",
-        "test_perf and (right or counts or in_samples or replaces or into or enters) and not buffer",
-    )
-    verdicts = {name: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
-    caught = {verdicts.pop(f"test_perf[{name}]") for name in ("in_samples", "replaces", "enters")}
-    assert caught == {"failed"}, said
-    assert set(verdicts.values()) == {"new"}, said
-    assert "a timed call returned another result than untimed calls of the same arguments" in said
-    assert "torch.equal is not PyTorch's any more" in said
-    assert "the work has left a mode on, test_it.Answers" in said
-    known = {name: results[name]["outcome"]["measurement"]["results"] for name in verdicts}  # type: ignore[index]
-    assert known == {
-        "test_perf[right]": "same",
-        "test_perf[counts]": "not comparable",
-        "test_perf[into]": "same",
-    }
-
-
 def test_an_attention_kernel_is_held_elsewhere(tmp_path: Path, python: str) -> None:
     (tmp_path / "kernels.py").write_text(
         "import torch.nn.functional as F\n"
@@ -453,19 +459,26 @@ def test_an_attention_kernel_is_held_elsewhere(tmp_path: Path, python: str) -> N
         "def cached(q, k, v, *, is_causal=False, scale=None):\n"
         "    return kept.setdefault(q.shape, right(q, k, v, is_causal=is_causal, scale=scale))\n"
     )
-    for name, status in (("right", 0), ("cached", 1)):
-        command = [
-            python,
-            "-m",
-            "perflab",
-            "attention",
-            f"kernels:{name}",
-            "--case",
-            "full and fp32 and q2 and not scale-0.2",
-        ]
-        command += ["--pytest=--perf-adversarial --perf-device=cpu -q --maxfail=3"]
-        found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
-        assert found.returncode == status, found.stdout[-3000:]
+    cases = "full and fp32 and q2-k"
+    command = [python, "-m", "perflab", "attention", "kernels:right,kernels:cached", "--case", cases]
+    command += ["--pytest=--perf-adversarial --perf-device=cpu -q -rA"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    assert found.returncode == 1, found.stdout[-3000:]
+    ends = [line.partition(" ") for line in found.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR"))]
+    assert {(end, "cached" in name) for end, _, name in ends} == {("PASSED", False), ("FAILED", True)}, ends
+
+
+def test_candidates_with_other_secrets_fork_from_one_ancestor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perflab.processes.child import launch
+    from perflab.untrusted import in_pytest
+
+    started: list[object] = []
+    monkeypatch.setattr(in_pytest, "forking", lambda: contextlib.nullcontext(started.append(1) or launch))
+    running = in_pytest._Running(tmp_path, limit_s=1.0)
+    with running.stack:
+        held = [running.holding(trusted) for trusted in ([], [run], [])]
+        assert held[0] is held[2] is not held[1]
+        assert started == [1]
 
 
 def test_without_cloudpickle_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

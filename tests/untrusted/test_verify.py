@@ -9,8 +9,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,14 +20,16 @@ import torch
 from torch.autograd import DeviceType
 
 from perflab.base.errors import PerflabError
+from perflab.cli import main
 from perflab.untrusted import kernelbench
-from perflab.untrusted.command import held, line_of, told
+from perflab.untrusted.command import line_of, told
 from perflab.untrusted.confine import readable
 from perflab.untrusted.errors import RefusedError
-from perflab.untrusted.judge import Terms, judge, least_bytes, product_ns, refuse_beyond_hardware
+from perflab.untrusted.judge import Terms, judge, least_bytes, refuse_beyond_hardware
 from perflab.untrusted.kernelbench import sliced
-from perflab.untrusted.messages import Looked
+from perflab.untrusted.messages import Entry, Looked, Role
 from perflab.untrusted.records import Finding, Judged, Reason
+from perflab.untrusted.stranger import Holding, Source, Stranger
 from perflab.untrusted.worker import looked_at
 
 REFERENCE = """
@@ -81,22 +83,62 @@ class ModelNew(nn.Module):
 """
 
 
-def verify(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+@dataclass
+class Ran:
+    """What a command has come to."""
+
+    status: int
+    stdout: str
+    stderr: str = ""
+
+    @property
+    def findings(self) -> dict[str, tuple[str, str]]:
+        """The finding and the reason of each candidate of a batch, by its name."""
+        found = map(json.loads, self.stdout.splitlines())
+        return {one["name"]: (one["finding"], one.get("reason", "")) for one in found}
+
+
+Verify = Callable[..., Ran]
+
+
+def written(folder: Path) -> None:
     (folder / "reference.py").write_text(REFERENCE)
     (folder / "candidates.py").write_text(CANDIDATES)
-    program = [python] if python.endswith("perflab") else [python, "-m", "perflab"]
-    command = [*program, "verify", "--device=cpu", "--limit=60", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
-def against_softmax(python: str, folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    against = ("--against=reference:softmax", "--inputs=reference:inputs", "--budget=1")
-    return verify(python, folder, f"candidates:{name}", *against, *arguments)
+@pytest.fixture
+def verify(
+    tmp_path: Path, one_ancestor: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Verify]:
+    """The command in this process, and in a folder of its own."""
+    written(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run(*arguments: str) -> Ran:
+        status = main(["verify", "--device=cpu", "--limit=60", *arguments])
+        return Ran(status, *capsys.readouterr())
+
+    yield run
+    for name in ("reference", "large"):
+        sys.modules.pop(name, None)
 
 
-def test_a_right_candidate_is_accepted_and_a_file_has_its_line(tmp_path: Path, python: str) -> None:
-    found = against_softmax(python, tmp_path, "right", "--json=out.jsonl")
-    assert found.returncode == 0 or "slower" in found.stdout, found
+def against(definition: str, candidate: str, *arguments: str) -> list[str]:
+    module, _, _ = definition.partition(":")
+    return [f"candidates:{candidate}", f"--against={definition}", f"--inputs={module}:inputs", *arguments]
+
+
+def test_a_right_candidate_is_judged_and_files_named_like_modules_run_in_no_process_but_its_own(tmp_path: Path) -> None:
+    written(tmp_path)
+    for name in ("msgspec", "resource", "getpass", "statistics", "sympy"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise ImportError")
+    command = [str(Path(sys.executable).parent / "perflab"), "verify", "--device=cpu", "--json=out.jsonl"]
+    command += against("reference:softmax", "right", "--budget=0.2")
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0 or "slower" in found.stdout or "can't tell" in found.stdout, found
+    assert "calls checked" in found.stdout
+    assert not (tmp_path / "ran").exists()
     told = json.loads((tmp_path / "out.jsonl").read_text())
     assert told["name"] == "candidates:right"
     assert told["finding"] in ("ok", "can't tell", "slower")
@@ -107,72 +149,50 @@ def test_a_right_candidate_is_accepted_and_a_file_has_its_line(tmp_path: Path, p
     assert [one["rival"] for one in told["ratios"]] == ["reference:softmax"]
 
 
-def test_a_slow_candidate_is_slower_and_one_for_small_values_is_wrong(tmp_path: Path, python: str) -> None:
+def test_a_slow_candidate_is_slower(verify: Verify) -> None:
     # Some hundred times slower: decided after a few pairs, and none of them may take all the time.
-    found = against_softmax(python, tmp_path, "slow", "--budget=10")
-    assert found.returncode == 1, found
+    found = verify(*against("reference:softmax", "slow", "--budget=10"))
+    assert found.status == 1, found
     assert "candidates:slow: slower" in found.stdout
     assert "as the reference does: aten::_softmax" in found.stdout
-    found = verify(
-        python,
-        tmp_path,
-        "candidates:overflows",
-        "--against=reference:softmax",
-        "--inputs=reference:inputs",
-        "--budget=1",
-    )
-    assert found.returncode in (0, 1)  # right up to values of 8 times four
-    text = (tmp_path / "reference.py").read_text().replace("torch.randn(", "30 * torch.randn(")
-    (tmp_path / "large.py").write_text(text)
-    found = verify(
-        python, tmp_path, "candidates:overflows", "--against=large:softmax", "--inputs=large:inputs", "--budget=1"
-    )
+
+
+def test_a_candidate_for_small_values_is_wrong(verify: Verify) -> None:
+    Path("large.py").write_text(REFERENCE.replace("torch.randn(", "30 * torch.randn("))
+    found = verify(*against("large:softmax", "overflows", "--budget=1"))
     assert "wrong: wrong result" in found.stdout, found
-    assert found.returncode == 1
+    assert found.status == 1
 
 
-def test_files_named_like_modules_run_in_no_process_but_the_candidate_s(tmp_path: Path) -> None:
-    for name in ("msgspec", "resource", "getpass", "statistics", "sympy"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise ImportError")
-    found = against_softmax(f"{Path(sys.executable).parent / 'perflab'}", tmp_path, "right", "--budget=0.2")
-    assert "wrong" not in found.stdout, found
-    assert "calls checked" in found.stdout, found
-    assert not (tmp_path / "ran").exists()
-
-
-def test_writing_to_inputs_has_to_be_declared(tmp_path: Path, python: str) -> None:
-    found = against_softmax(python, tmp_path, "in_place")
+def test_writing_to_inputs_has_to_be_declared(verify: Verify) -> None:
+    found = verify(*against("reference:softmax", "in_place"))
     assert "wrong: changed its inputs" in found.stdout, found
     assert "it changed x" in found.stdout
-    found = against_softmax(python, tmp_path, "in_place", "--in-place")
+    found = verify(*against("reference:softmax", "in_place", "--in-place", "--budget=0.2"))
     assert "wrong" not in found.stdout, found
 
 
-def test_several_outputs_are_compared(tmp_path: Path, python: str) -> None:
-    found = verify(
-        python, tmp_path, "candidates:both", "--against=reference:both", "--inputs=reference:inputs", "--budget=0.5"
-    )
+def test_several_outputs_are_compared(verify: Verify) -> None:
+    found = verify(*against("reference:both", "both", "--budget=0.2"))
     assert "wrong" not in found.stdout, found
-    found = verify(
-        python, tmp_path, "candidates:right", "--against=reference:both", "--inputs=reference:inputs", "--budget=0.5"
-    )
+    found = verify(*against("reference:both", "right"))
     assert "it returned 1 outputs, wanted 2" in found.stdout
 
 
-def test_unusable_arguments_name_the_remedy(tmp_path: Path, python: str) -> None:
-    assert "name a candidate" in verify(python, tmp_path).stderr
-    assert "name what is right" in verify(python, tmp_path, "candidates:right").stderr
-    found = verify(python, tmp_path, "reference:both", "--against=reference:softmax", "--inputs=reference:inputs")
-    assert found.returncode == 2
+def test_unusable_arguments_name_the_remedy(verify: Verify, tmp_path: Path) -> None:
+    assert "name a candidate" in verify().stderr
+    assert "name what is right" in verify("candidates:right").stderr
+    found = verify("reference:both", "--against=reference:softmax", "--inputs=reference:inputs")
+    assert found.status == 2
     assert "put the candidate in a file of its own" in found.stderr
-    found = verify(python, tmp_path, "candidates:right", "--against=reference:none", "--inputs=reference:inputs")
-    assert "importable from here" in found.stderr
-    found = verify(python, tmp_path, "candidates:absent", "--against=reference:softmax", "--inputs=reference:inputs")
+    assert "importable from here" in verify(*against("reference:none", "right")).stderr
+    found = verify(*against("reference:softmax", "absent"))
     assert "wrong: does not compile" in found.stdout
     assert "has no attribute 'absent'" in found.stdout
+    assert "no file defines ModelNew" in verify(f"--batch={tmp_path}").stderr
 
 
-def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(tmp_path: Path, python: str) -> None:
+def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(verify: Verify, tmp_path: Path) -> None:
     folder = tmp_path / "candidates"
     folder.mkdir()
     for name, forward in {
@@ -185,8 +205,8 @@ def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(tmp_path
         (folder / f"{name}.py").write_text(PROBLEM + NEW.format(forward=forward))
     (folder / "f_syntax.py").write_text("class ModelNew(")
     (folder / "g_no_problem.py").write_text("import torch.nn as nn" + NEW.format(forward="return x + 1"))
-    found = verify(python, tmp_path, f"--batch={folder}", "--budget=1")
-    told = {one["name"]: (one["finding"], one.get("reason", "")) for one in map(json.loads, found.stdout.splitlines())}
+    found = verify(f"--batch={folder}", "--budget=0.4")
+    told = found.findings
     assert told.pop("a_right")[0] in ("ok", "can't tell", "slower"), found
     assert told == {
         "b_wrong": ("wrong", "wrong result"),
@@ -196,48 +216,41 @@ def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(tmp_path
         "f_syntax": ("wrong", "does not compile"),
         "g_no_problem": ("can't tell", "not judged"),
     }
-    assert found.returncode == 1
-    problems = tmp_path / "problems"
-    problems.mkdir()
-    (problems / "g_no_problem.py").write_text(PROBLEM)
-    for other in folder.glob("[a-f]*.py"):
-        other.unlink()
-    found = verify(python, tmp_path, f"--batch={folder}", f"--against={problems}", "--budget=0.5")
-    assert '"wrong result"' in found.stdout, found
-    assert "no file defines ModelNew" in verify(python, tmp_path, f"--batch={problems}").stderr
+    assert found.status == 1
 
 
-def test_files_that_are_made_to_break_a_batch_have_their_lines(tmp_path: Path, python: str) -> None:
+def test_files_that_are_made_to_break_a_batch_have_their_lines(verify: Verify, tmp_path: Path) -> None:
     folder, problems = tmp_path / "candidates", tmp_path / "problems"
     for one in (folder, problems):
         one.mkdir()
     (folder / "a_link.py").symlink_to("nowhere")
     os.mkfifo(folder / "b_pipe.py")
     (folder / "c_folder.py").mkdir()
-    new = PROBLEM + NEW.format(forward="return self.layer(x).clamp(min=0)")
+    new = "import torch.nn as nn" + NEW.format(forward="return self.layer(x)")
     for name, more in {
         "d_large": "#" * (1 << 20),
         "e_signs": f"x = {'-' * 200_000}1",
         "f_sums": f"x = 1{'+1' * 60_000}",
         "g_null": chr(0),
-        "h_right": "",
+        "h_wrong": "",
     }.items():
         (folder / f"{name}.py").write_text(new + more)
         (problems / f"{name}.py").write_text(PROBLEM)
-    found = verify(python, tmp_path, f"--batch={folder}", f"--against={problems}", "--budget=0.2")
-    told = {one["name"]: (one["finding"], one.get("reason", "")) for one in map(json.loads, found.stdout.splitlines())}
-    assert told.pop("h_right")[0] in ("ok", "can't tell", "slower", "suspicious"), found
+    found = verify(f"--batch={folder}", f"--against={problems}")
+    told = found.findings
+    assert told.pop("h_wrong") == ("wrong", "wrong result"), found
     assert len(told) == 7
     assert set(told.values()) == {("wrong", "does not compile")}, told
 
 
-def test_an_error_in_judging_one_candidate_is_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_judging_one_candidate_is_its_line(
+    tmp_path: Path, holding: Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in "ab":
         (tmp_path / f"{name}.py").write_text(PROBLEM + NEW.format(forward="return x"))
     errors = [PerflabError("no memory of it", "look"), ZeroDivisionError("by zero")]
     monkeypatch.setattr(kernelbench, "judge", lambda *_: (_ for _ in ()).throw(errors.pop(0)))
-    with held("cpu", 30.0, [], []) as holding:
-        found = list(kernelbench.judge_folder(tmp_path, None, holding, Terms(budget_s=1), print))
+    found = list(kernelbench.judge_folder(tmp_path, None, holding, Terms(budget_s=1), print))
     assert [(one.finding, one.reason, one.text.splitlines()[0]) for one in found] == [
         (Finding.UNKNOWN, Reason.UNJUDGED, "no memory of it"),
         (Finding.UNKNOWN, Reason.UNJUDGED, "ZeroDivisionError: by zero"),
@@ -246,10 +259,10 @@ def test_an_error_in_judging_one_candidate_is_its_line(tmp_path: Path, monkeypat
 
 
 def test_a_long_chain_of_names_is_sliced_in_linear_time() -> None:
-    text = "x0 = 0\n" + "".join(f"x{number} = x{number - 1}\n" for number in range(1, 60_000))
+    text = "x0 = 0\n" + "".join(f"x{number} = x{number - 1}\n" for number in range(1, 20_000))
     began_s = time.process_time()
-    assert len(sliced(text, ["x59999"]).splitlines()) == 60_000
-    many = ", ".join(f"x{number}" for number in range(60_000))
+    assert len(sliced(text, ["x19999"]).splitlines()) == 20_000
+    many = ", ".join(f"x{number}" for number in range(20_000))
     assert sliced(f"({many}) = ({many})", ["x0"])
     assert time.process_time() - began_s < 15  # quadratic: minutes
 
@@ -345,20 +358,14 @@ def test_calls_that_reach_others_files_keys_and_the_filter_are_refused(tmp_path:
     assert found.stdout.strip() == "[]", found
 
 
-def test_inputs_keep_their_layouts_on_their_way(tmp_path: Path) -> None:
-    from perflab.untrusted.messages import Entry, Role
-    from perflab.untrusted.stranger import Source, Stranger
-
-    (tmp_path / "layouts.py").write_text(
+def test_inputs_keep_their_layouts_on_their_way(holding: Holding) -> None:
+    layouts = (
         "import torch\ndef told(*xs):\n"
         "    return [torch.tensor([*x.stride(), x.storage_offset()]) for x in xs] + [xs[0] * 1]"
     )
     x = torch.arange(24.0).reshape(4, 6)
     inputs = [x.T, x[1:, 2:], x[:, :1].expand(4, 3), x.bfloat16(), torch.empty(0, 3), torch.tensor([True, False])]
-    with (
-        held("cpu", 30.0, [tmp_path], []) as holding,
-        Stranger(Role.CANDIDATE, Source("layouts", Entry(name="layouts:told")), holding) as one,
-    ):
+    with Stranger(Role.CANDIDATE, Source("layouts", Entry(name="layouts:told", source=layouts)), holding) as one:
         told = [one.result(at) for at in one.span([inputs]).outputs[0]]
     for tensor, found in zip(inputs[:4], told, strict=False):
         assert found is not None
@@ -367,28 +374,26 @@ def test_inputs_keep_their_layouts_on_their_way(tmp_path: Path) -> None:
     assert torch.equal(told[-1], x.T)
 
 
-def test_a_problem_with_a_python_number_among_its_inputs_is_judged(tmp_path: Path) -> None:
+def test_a_problem_with_a_python_number_among_its_inputs_is_judged(holding: Holding) -> None:
     problem = (
         "import torch\nclass Model(torch.nn.Module):\n    def forward(self, factor, x):\n        return factor * x\n"
         "def get_inputs():\n    return [3.5, torch.randn(8, 8)]\ndef get_init_inputs():\n    return []\n"
     )
     right = "class ModelNew(torch.nn.Module):\n    def forward(self, factor: float, x):\n        return x * factor\n"
     found = {}
-    with held("cpu", 60, [], [tmp_path]) as holding:
-        for name, text in {"right": right, "wrong": right.replace("* factor", "* 3")}.items():
-            case, source = kernelbench._case(name, problem + text, problem)
-            found[name] = judge(source, replace(case, rivals=()), holding)
+    for name, text in {"right": right, "wrong": right.replace("* factor", "* 3")}.items():
+        case, source = kernelbench._case(name, problem + text, problem)
+        found[name] = judge(source, replace(case, rivals=()), holding)
     assert found["right"].finding is Finding.OK
     assert (found["wrong"].finding, found["wrong"].reason) == (Finding.WRONG, Reason.RESULT)
 
 
-def test_a_model_whose_function_closes_over_its_layers_is_judged(tmp_path: Path) -> None:
+def test_a_model_whose_function_closes_over_its_layers_is_judged(holding: Holding) -> None:
     problem = PROBLEM.replace("self.layer = nn.Linear(size, size)", LAMBDA).replace("self.layer(x)", "self.layered(x)")
     found = {}
-    with held("cpu", 60, [], [tmp_path]) as holding:
-        for name, forward in {"right": "self.layer(x).clamp(min=0)", "wrong": "self.layer(x)"}.items():
-            case, source = kernelbench._case(name, problem + NEW.format(forward=f"return {forward}"), problem)
-            found[name] = judge(source, replace(case, rivals=()), holding).finding
+    for name, forward in {"right": "self.layer(x).clamp(min=0)", "wrong": "self.layer(x)"}.items():
+        case, source = kernelbench._case(name, problem + NEW.format(forward=f"return {forward}"), problem)
+        found[name] = judge(source, replace(case, rivals=()), holding).finding
     assert found == {"right": Finding.OK, "wrong": Finding.WRONG}
 
 
@@ -452,21 +457,13 @@ def test_a_judgement_tells_what_ran() -> None:
     ]
 
 
-def test_nothing_is_faster_than_its_product_or_its_bytes() -> None:
+def test_nothing_is_faster_than_its_bytes() -> None:
     inputs = {"x": torch.ones(1024, 1024)}
-
-    def accused(plain: Callable[[torch.Tensor], torch.Tensor], call_ns: float) -> str:
-        with pytest.raises(RefusedError) as caught:
-            refuse_beyond_hardware(plain, inputs, call_ns, 1e9)
-        assert (caught.value.finding, caught.value.reason) == (Finding.SUSPICIOUS, Reason.FLOOR)
-        return caught.value.text
-
-    assert "its product" in accused(lambda x: x[:1] @ x, 10.0)
-    assert "its bytes" in accused(lambda x: 2 * x, 10.0)
+    with pytest.raises(RefusedError, match="its bytes") as caught:
+        refuse_beyond_hardware(lambda x: 2 * x, inputs, 10.0, 1e9)
+    assert (caught.value.finding, caught.value.reason) == (Finding.SUSPICIOUS, Reason.FLOOR)
     refuse_beyond_hardware(lambda x: 2 * x, inputs, 10.0, 30.0)  # as fast as what is trusted
     refuse_beyond_hardware(lambda x: x[:1] * 2, inputs, 1e8, 1e9)
-    assert product_ns(lambda x: x[:1] @ x, inputs) > 0
-    assert product_ns(lambda x: (x @ x) @ x, inputs) == 0  # may be done in another order
 
 
 @pytest.mark.parametrize(
