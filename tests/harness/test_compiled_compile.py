@@ -34,9 +34,13 @@ Found = dict[tuple[str, int], CompiledKernel]
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[CompilerPool]:
-    with CompilerPool() as pool:
-        yield pool
+def pool(python_of_kernels: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompilerPool]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "executable", python_of_kernels)
+        monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # heeded when Python starts: none would be warm
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        with CompilerPool() as pool:
+            yield pool
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +112,9 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_compiler_that_hangs_is_a_result_and_ends_with_all_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: CompilerPool
 ) -> None:
+    del pool  # its processes start warm, and so does this one
     monkeypatch.setenv("HANGING_PIDS", str(tmp_path / "pids"))
     with CompilerPool(1) as pool:
         assert pool.names(f"{HERE}:FINE", [90])[90], "it has loaded torch by now"

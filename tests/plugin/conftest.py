@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from tests.plugin.warm import warm_python
-
 CONFTEST = """
 from pathlib import Path
 
@@ -328,20 +326,6 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for variable in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(variable, raising=False)  # the story's sessions are nobody's workers
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # each process would compile all modules again
-
-
-@pytest.fixture(scope="session")
-def python() -> Iterator[str]:
-    """Runs pytest in processes that have PyTorch: importing it would be most of the time of a story."""
-    with warm_python() as launcher:
-        yield launcher
-
-
-@pytest.fixture(scope="session")
-def python_with_compiler() -> Iterator[str]:
-    """The same with what fake tensors import, which takes most of the time of a story of predictions."""
-    with warm_python(compiler=True) as launcher:
-        yield launcher
 
 
 @pytest.fixture
