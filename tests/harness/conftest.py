@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from perflab.compiled.compiler.pool import CompilerPool
 from perflab.measure.clocks import clock
 from tests.fixtures import one_thread, python_of_ranks, quick_collections, warm_start  # noqa: F401
 from tests.harness.command import Command
@@ -36,6 +38,18 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     """The ``perflab`` command, in a terminal of 80 columns wherever the tests run."""
     monkeypatch.setenv("COLUMNS", "80")
     return Command(capsys)
+
+
+@pytest.fixture(scope="module")
+def pool(python_of_kernels: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompilerPool]:
+    """Warm compiler processes, with a cache of their own."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "executable", python_of_kernels)
+        monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # heeded when Python starts: none would be warm
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        with CompilerPool() as pool:
+            pool.start()
+            yield pool
 
 
 @pytest.fixture(scope="module")
