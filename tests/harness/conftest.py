@@ -11,10 +11,22 @@ import pytest
 
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.measure.clocks import clock
-from tests.fixtures import one_thread, python_of_ranks, quick_collections, warm_start  # noqa: F401
+from tests.fixtures import python_of_ranks, quick_collections, warm_start  # noqa: F401
 from tests.harness.command import Command
 from tests.harness.fake_cuda import FakeCuda
 from tests.harness.virtual_clock import VirtualClock
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread() -> Iterator[None]:
+    """PyTorch without its thread pool: its threads spin while they wait for each other, mostly on small matrices."""
+    torch: Any = sys.modules.get("torch")  # imported by whatever modules of tests were collected
+    threads = torch.get_num_threads() if torch is not None else 0
+    if threads:
+        torch.set_num_threads(1)
+    yield
+    if threads:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture

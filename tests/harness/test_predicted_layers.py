@@ -17,7 +17,6 @@ from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.unroll import same
 from tests.harness.traced import stepped, work
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTH, LAYERS = 8, 9
 """Some settings are a layer's number by chance: 8 features, the ninth layer."""
 Make = Callable[[], nn.Module]
