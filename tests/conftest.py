@@ -33,5 +33,6 @@ def python_of_kernels() -> Iterator[str]:
     """The same with Triton imported to compile kernels, where other tests have its interpreter."""
     from tests.plugin.warm import warm_python
 
-    with warm_python("triton", "triton.experimental.gluon.nvidia", without="TRITON_INTERPRET") as launcher:
+    libraries = "triton", "triton.experimental.gluon.nvidia"
+    with warm_python(*libraries, compiler=True, without="TRITON_INTERPRET") as launcher:
         yield launcher

@@ -328,6 +328,12 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # each process would compile all modules again
 
 
+@pytest.fixture(scope="session")
+def kernels_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of Triton's for what stories compile, which is much the same."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: str) -> Project:
     # A story starts many processes; those of other plugins' imports would be most of its time.

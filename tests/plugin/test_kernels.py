@@ -48,12 +48,6 @@ def python(python_of_kernels: str) -> str:
     return python_of_kernels
 
 
-@pytest.fixture(scope="module")
-def kernels_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of Triton's for what these stories compile, which is much the same."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: str, kernels_cache: Path) -> Kernels:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")

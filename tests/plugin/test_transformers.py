@@ -16,6 +16,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+torch.set_num_threads(1)  # more would spin, waiting for each other
+
 class Layer(LlamaDecoderLayer):
     def forward(self, hidden_states, *args, **more):
         x = super().forward(hidden_states, *args, **more)
