@@ -12,6 +12,7 @@ import pytest
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.measure.clocks import clock
 from tests.fixtures import python_of_ranks, quick_collections, warm_start  # noqa: F401
+from tests.harness.browser import Browser
 from tests.harness.command import Command
 from tests.harness.fake_cuda import FakeCuda
 from tests.harness.virtual_clock import VirtualClock
@@ -65,7 +66,7 @@ def pool(python_of_kernels: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser() -> Iterator[Browser]:
     """A running browser."""
     from tests.harness.browser import chromium
 
