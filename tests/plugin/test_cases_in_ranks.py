@@ -196,7 +196,9 @@ def test_times_of_more_ranks_than_cores_are_shown_and_not_judged_and_an_option_s
     assert [one["mode"] for one in project.results()] == [{}, {"world_size": 2}]
 
 
-def test_a_run_that_measures_nothing_runs_the_bodies_in_their_ranks_too(project: Project) -> None:
+def test_a_run_that_measures_nothing_runs_the_bodies_in_their_ranks_too(
+    project: Project, python_with_compiler: str
+) -> None:
     project.test_file.write_text(
         MANY
         + """
@@ -218,6 +220,7 @@ def test_plain(rank, world_size, process_group):
     )
     result = project.pytest(passed=3, failed=1)
     assert "rank 0 of 2 failed" in one_line(result)
+    project.python = python_with_compiler
     predicted = project.run("--perf-predict", "-k", "two", passed=1)
     assert "one rank of 2 · 1 collective of 4 B" in one_line(predicted)
 
