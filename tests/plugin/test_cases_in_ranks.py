@@ -145,7 +145,7 @@ def test_needs_too_much(perf):
 def test_one_rank_that_fails_ends_all_and_is_told_with_where_the_other_was(project: Project) -> None:
     project.pytester.makeconftest("")
     project.test_file.write_text(FAILURES)
-    result = project.run("--perf-json=results.json", failed=5, skipped=2)
+    result = project.run("--perf-budget=0.3", "--perf-json=results.json", failed=5, skipped=2)
     failures = {one["case"].rpartition("::")[2]: one for one in project.results()}
     reasons = {name: one["judgement"]["reasons"] for name, one in failures.items()}
     assert all(reasons[f"test_{name}"] == ["rank 1 of 2 failed"] for name in ("raises", "dies", "stops", "hangs"))
