@@ -9,8 +9,6 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from tests.plugin.warm import warm_python
-
 # A failure is to be seen by everybody who runs the tests, and never because a machine was slow.
 hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("tests")
@@ -40,10 +38,9 @@ def quick_collections() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def python_of_ranks() -> Iterator[str]:
+def python_of_ranks(python_with_compiler: str) -> str:
     """An executable that forks from a process with PyTorch and its compiler imported."""
-    with warm_python("torch.distributed.fsdp", compiler=True) as launcher:
-        yield launcher
+    return python_with_compiler
 
 
 def _take(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:

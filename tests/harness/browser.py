@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +30,23 @@ class Seen:
         return found
 
 
+@dataclass
+class Browser:
+    """A running browser, and its tabs by the options that they were opened with: a new one has a process of its own."""
+
+    chromium: Any
+    tabs: dict[str, Any] = field(default_factory=dict)
+
+    def tab(self, options: dict[str, Any]) -> Any:
+        """A tab with these options, which shows nothing."""
+        named = repr(sorted(options.items()))
+        if named not in self.tabs:
+            self.tabs[named] = self.chromium.new_context(**options).new_page()
+        return self.tabs[named]
+
+
 @contextmanager
-def chromium() -> Iterator[Any]:
+def chromium() -> Iterator[Browser]:
     """A running browser. It asks for nothing: every request but the page's own file is refused, and noted."""
     from playwright.sync_api import sync_playwright
 
@@ -39,13 +54,13 @@ def chromium() -> Iterator[Any]:
         # A browser without a sandbox is what a container's root can start.
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         try:
-            yield browser
+            yield Browser(browser)
         finally:
             browser.close()
 
 
 @contextmanager
-def opened(browser: Any, path: Path, fragment: str = "", **options: Any) -> Iterator[Seen]:
+def opened(browser: Browser, path: Path, fragment: str = "", **options: Any) -> Iterator[Seen]:
     """The page of a file. Errors, and whatever it asks the network for, are in ``said``.
 
     Args:
@@ -54,24 +69,34 @@ def opened(browser: Any, path: Path, fragment: str = "", **options: Any) -> Iter
         fragment: what stands behind the file's name, with its ``#``.
         options: of playwright's contexts: ``color_scheme``, ``viewport``, ``java_script_enabled``.
     """
-    context = browser.new_context(**options)
+    page = browser.tab(options)
+    seen = Seen(page)
+    own = path.resolve().as_uri()
+
+    def dismiss(dialog: Any) -> None:
+        seen.said.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    listeners: dict[str, Callable[[Any], object]] = {
+        "console": lambda message: seen.said.append(f"{message.type}: {message.text}"),
+        "pageerror": lambda error: seen.said.append(str(error)),
+        "dialog": dismiss,
+        "request": lambda asked: None if asked.url.startswith(own) else seen.said.append(f"asks: {asked.url}"),
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
     try:
-        page = context.new_page()
-        seen = Seen(page)
-        own = path.resolve().as_uri()
-        page.on("console", lambda message: seen.said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: seen.said.append(str(error)))
-        page.on("dialog", lambda dialog: (seen.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on(
-            "request", lambda request: None if request.url.startswith(own) else seen.said.append(f"asks: {request.url}")
-        )
         page.goto(own + fragment)
         yield seen
     finally:
-        context.close()
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        page.emulate_media(media="null")  # as it was opened
+        page.mouse.move(0, 0)
+        page.goto("about:blank")
 
 
-def assert_accessible(browser: Any, path: Path, scheme: str, width: int) -> list[list[list[str]]]:
+def assert_accessible(browser: Browser, path: Path, scheme: str, width: int) -> list[list[list[str]]]:
     """Assert that axe finds no violation, in closed sections neither, and that each row has a cell for each column.
 
     Cells of hidden columns are hidden. Return each chart's first two elements.

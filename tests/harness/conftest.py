@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from perflab.compiled.compiler.pool import CompilerPool
 from perflab.measure.clocks import clock
-from tests.fixtures import one_thread, python_of_ranks, quick_collections, warm_start  # noqa: F401
+from tests.fixtures import python_of_ranks, quick_collections, warm_start  # noqa: F401
+from tests.harness.browser import Browser
 from tests.harness.command import Command
 from tests.harness.fake_cuda import FakeCuda
 from tests.harness.virtual_clock import VirtualClock
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread() -> Iterator[None]:
+    """PyTorch without its thread pool: its threads spin while they wait for each other, mostly on small matrices."""
+    torch: Any = sys.modules.get("torch")  # imported by whatever modules of tests were collected
+    threads = torch.get_num_threads() if torch is not None else 0
+    if threads:
+        torch.set_num_threads(1)
+    yield
+    if threads:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -39,7 +54,19 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def pool(python_of_kernels: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompilerPool]:
+    """Warm compiler processes, with a cache of their own."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "executable", python_of_kernels)
+        monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # heeded when Python starts: none would be warm
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        with CompilerPool() as pool:
+            pool.start()
+            yield pool
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     """A running browser."""
     from tests.harness.browser import chromium
 

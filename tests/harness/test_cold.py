@@ -142,7 +142,6 @@ def measured(workload: Workload, mode: Mode = COLD) -> Measured:
     return measure(workload, CPU, Plan(2 * S), lambda _text: None, label="a case", mode=mode)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_cold_measurement_evicts_before_every_timed_call_and_not_in_the_memory_pass(
     virtual_clock: VirtualClock, evicting: Evicting
 ) -> None:
@@ -158,14 +157,12 @@ def test_a_cold_measurement_evicts_before_every_timed_call_and_not_in_the_memory
     assert log[released + 1 :] == ["call", "call"], "the memory pass makes plain calls, when the buffer is gone"
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_warm_measurement_evicts_nothing_and_makes_no_buffer(virtual_clock: VirtualClock, evicting: Evicting) -> None:
     found = measured(Workload(taking(virtual_clock.advance, 3 * MS), (), {}), Mode()).measurement
     assert evicting.log == []
     assert (found.evicted_bytes, found.empty_call_ns) == (None, None)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_memory_and_counts_of_a_cold_case_are_those_of_a_warm_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from perflab.measure.counts.counter import CallCounter, compiler_state
 
@@ -293,7 +290,6 @@ def test_the_buffer_is_there_from_the_first_eviction_until_it_is_given_back(monk
     assert evict._buffer is None
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_call_on_what_a_core_had_in_its_cache_is_slower_after_an_eviction() -> None:
     """192 KiB in a core's own cache: by the fastest of twenty, seen eight to eighteen times slower."""
     a, b, out = torch.rand(3, 2**14)

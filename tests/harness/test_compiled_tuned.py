@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,10 @@ Found = dict[str, CompiledKernel]
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[Found]:
-    with CompilerPool() as pool:
-        names = {where: pool.names(f"{HERE}:{where}", [90])[90] for where in ("TUNED", "NONE_FITS", "REFUSING")}
-        asked = {name: pool.submit(f"{HERE}:{where}", name, 90) for where, many in names.items() for name in many}
-        yield {name: answer.result() for name, answer in asked.items()}
+def found(pool: CompilerPool) -> Found:
+    names = {where: pool.names(f"{HERE}:{where}", [90])[90] for where in ("TUNED", "NONE_FITS", "REFUSING")}
+    asked = {name: pool.submit(f"{HERE}:{where}", name, 90) for where, many in names.items() for name in many}
+    return {name: answer.result() for name, answer in asked.items()}
 
 
 def resources(kernel: CompiledKernel) -> KernelResources:

@@ -29,7 +29,6 @@ from perflab.measure.counts.events import (
 from perflab.measure.counts.instructions import count_events, instructions_are_counted
 from perflab.measure.memory.peak import measure_memory
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 SPAN = Span(100, 200)
 

@@ -20,7 +20,6 @@ from perflab.results.measurement import Measurement
 from tests.harness.make import MS
 from tests.harness.virtual_clock import VirtualClock
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 S = 1_000 * MS
 

@@ -22,7 +22,6 @@ from perflab.measure.memory.histories import MemorySnapshot, cuda_history, recor
 from perflab.measure.memory.peak import cpu_allocations, measure_memory, replayed_pools, unallocated
 from perflab.results.measurement import Memory
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 MIB = 2**20
 FLOAT = 4

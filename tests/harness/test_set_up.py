@@ -79,7 +79,6 @@ def measured(workload: SetUpWorkload, budget_ns: float = 2_000 * MS) -> Measurem
     return measure(workload, CPU, Plan(budget_ns), lambda _text: None, "a case", counter).measurement
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_neither_time_nor_memory_nor_operators_of_the_set_up_are_the_calls(virtual_clock: VirtualClock) -> None:
     def make() -> tuple[torch.Tensor]:
         virtual_clock.advance(30 * US)
@@ -98,7 +97,6 @@ def test_neither_time_nor_memory_nor_operators_of_the_set_up_are_the_calls(virtu
     assert (found.counts["operators"], found.counts["allocations"]) == (2, 1)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_what_a_call_appends_to_is_new_for_each_and_counts_as_it_was_given(virtual_clock: VirtualClock) -> None:
     def grow(cache: list[torch.Tensor]) -> None:
         virtual_clock.advance(MS)
@@ -131,7 +129,6 @@ def test_arguments_beside_a_set_up_are_every_calls_and_it_may_return_none_then()
         SetUpWorkload(torch.sum, (x,), {}, lambda: (x,), CPU).run()
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_where_memory_is_short_a_sample_has_fewer_calls_and_the_clocks_step_widens_the_interval(
     virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,13 +146,11 @@ def test_where_memory_is_short_a_sample_has_fewer_calls_and_the_clocks_step_wide
     assert replicate_of(found).noise == 50 / (25 * US)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_set_up_that_takes_long_leaves_a_sample_few_calls(virtual_clock: VirtualClock) -> None:
     workload = SetUpWorkload(lambda: virtual_clock.advance(US), (), {}, lambda: virtual_clock.advance(10 * MS), CPU)
     assert measured(workload).repetitions == 10, "a twentieth of two seconds"
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_two_callables_are_compared_on_fresh_arguments_of_the_same_making(virtual_clock: VirtualClock) -> None:
     def made() -> tuple[list[int]]:
         virtual_clock.advance(MS)

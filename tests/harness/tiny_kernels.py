@@ -78,8 +78,8 @@ X = meta(4096, dtype=torch.float32)
 ADD = KernelExample("add", add, {"x_ptr": X, "y_ptr": X, "out_ptr": X, "length": 4096, "BLOCK": 1024})
 FINE = [ADD, of_product("product", 128, 128, 64)]
 BROKEN = [
-    of_product("spilling", 128, 128, 64, num_warps=1, num_stages=1),
-    of_product("past-the-limit", 128, 256, 128, num_warps=8, num_stages=4),
+    of_product("spilling", 64, 64, 32, num_warps=1, num_stages=1, options={"maxnreg": 32}),
+    of_product("past-the-limit", 64, 256, 128, num_warps=8, num_stages=3),
     KernelExample("unknown-name", unknown_name, {"x_ptr": X, "BLOCK": 16}),
 ]
 TMA = [by_tma()]

@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from tests.plugin.warm import warm_python
-
 CONFTEST = """
 from pathlib import Path
 
@@ -331,17 +329,9 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture(scope="session")
-def python() -> Iterator[str]:
-    """Runs pytest in processes that have PyTorch: importing it would be most of the time of a story."""
-    with warm_python() as launcher:
-        yield launcher
-
-
-@pytest.fixture(scope="session")
-def python_with_compiler() -> Iterator[str]:
-    """The same with what fake tensors import, which takes most of the time of a story of predictions."""
-    with warm_python(compiler=True) as launcher:
-        yield launcher
+def kernels_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of Triton's for what stories compile, which is much the same."""
+    return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def test_memory_and_counts_are_exact_and_apart_from_a_cpus(toy: Project) -> None
 
 
 def test_fixtures_and_cold_caches_work_on_the_device_that_is_named(toy: Project) -> None:
-    toy.pytester.makeconftest("import toy")  # real time
+    toy.pytester.makeconftest("import toy, torch\n\ntorch.set_num_threads(1)\n")  # real time
     toy.test_file.write_text(FIXTURES)
     toy.run("--perf-device=toy:1", "--perf-cache=cold", "--perf-check=off", "--perf-budget=100ms", passed=2)
     toy.run("--perf-device=toy:2", ret=REFUSED).stderr.fnmatch_lines(
@@ -234,7 +234,7 @@ def test_host_alone(perf):
 
 
 def test_a_device_that_nothing_has_used_yet_tells_its_memory(toy: Project) -> None:
-    toy.pytester.makeconftest("import toy")  # real time
+    toy.pytester.makeconftest("import toy, torch\n\ntorch.set_num_threads(1)\n")  # real time
     toy.test_file.write_text(CHECKS)
     said = toy.pytest("-s", passed=2).stdout
     said.fnmatch_lines(

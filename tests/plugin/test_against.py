@@ -694,11 +694,27 @@ def test_a_repository_that_git_refuses_is_told_in_gits_words(repository: Project
     result.stderr.fnmatch_lines(["*no such directory, and no commit: git rev-parse failed: *bad config*", "  -> *"])
 
 
+NOTED = """
+import os
+
+note = Path(__file__).with_name("session.txt")
+if not note.exists():
+    note.write_text(str(os.getpid()))
+"""
+"""What a conftest adds: the first process that runs in its folder, the session's own, is noted there."""
+
+
 def comparing(repository: Project, source: str) -> subprocess.Popen[bytes]:
     """A session that compares these tests with their commit, in a process of its own."""
+    repository.add(NOTED, "conftest.py")
     commit(repository, "to be ended from outside", source)
-    command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
+    command = [repository.python, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
     return subprocess.Popen(command, cwd=repository.pytester.path, start_new_session=True, stdout=subprocess.PIPE)
+
+
+def send(repository: Project, number: signal.Signals) -> None:
+    """Send a signal to the session's own process, whatever stands for it."""
+    os.kill(int((repository.pytester.path / "session.txt").read_text()), number)
 
 
 def test_ctrl_c_leaves_no_worktree_and_no_process_behind(repository: Project, tmp_path: Path) -> None:
@@ -710,7 +726,7 @@ def test_ctrl_c_leaves_no_worktree_and_no_process_behind(repository: Project, tm
     begun = _wait_for(lambda: list(tmp_path.rglob("begun-*")) + list(repository.pytester.path.rglob("begun-*")))
     assert worktrees(repository) == 1
     children = [int(path.name.removeprefix("begun-")) for path in begun]
-    running.send_signal(signal.SIGINT)
+    send(repository, signal.SIGINT)
     output, _ = running.communicate(timeout=60)
     assert running.returncode == pytest.ExitCode.INTERRUPTED, output
     assert worktrees(repository) == 0
@@ -737,7 +753,7 @@ def test_a_killed_comparison_keeps_what_was_compared_and_leaves_no_process_behin
         return sorted(begun) if len(begun) >= 3 else []
 
     children = [int(path.name.removeprefix("begun-")) for path in _wait_for(second_pair)]
-    running.send_signal(signal.SIGKILL)
+    send(repository, signal.SIGKILL)
     running.communicate(timeout=60)
     _wait_for(lambda: [Path("gone")] * all(_is_gone(child) for child in children), tries=20)
     (journal,) = (repository.pytester.path / ".perflab" / "runs").glob("*.jsonl")

@@ -145,7 +145,7 @@ def test_needs_too_much(perf):
 def test_one_rank_that_fails_ends_all_and_is_told_with_where_the_other_was(project: Project) -> None:
     project.pytester.makeconftest("")
     project.test_file.write_text(FAILURES)
-    result = project.run("--perf-json=results.json", failed=5, skipped=2)
+    result = project.run("--perf-budget=0.3", "--perf-json=results.json", failed=5, skipped=2)
     failures = {one["case"].rpartition("::")[2]: one for one in project.results()}
     reasons = {name: one["judgement"]["reasons"] for name, one in failures.items()}
     assert all(reasons[f"test_{name}"] == ["rank 1 of 2 failed"] for name in ("raises", "dies", "stops", "hangs"))
@@ -196,7 +196,9 @@ def test_times_of_more_ranks_than_cores_are_shown_and_not_judged_and_an_option_s
     assert [one["mode"] for one in project.results()] == [{}, {"world_size": 2}]
 
 
-def test_a_run_that_measures_nothing_runs_the_bodies_in_their_ranks_too(project: Project) -> None:
+def test_a_run_that_measures_nothing_runs_the_bodies_in_their_ranks_too(
+    project: Project, python_with_compiler: str
+) -> None:
     project.test_file.write_text(
         MANY
         + """
@@ -218,6 +220,7 @@ def test_plain(rank, world_size, process_group):
     )
     result = project.pytest(passed=3, failed=1)
     assert "rank 0 of 2 failed" in one_line(result)
+    project.python = python_with_compiler
     predicted = project.run("--perf-predict", "-k", "two", passed=1)
     assert "rank 0 of 2 · 1 collective of 4 B" in one_line(predicted)
 

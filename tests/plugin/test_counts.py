@@ -156,7 +156,8 @@ def test_shared(perf):
 """
 
 
-def test_a_graph_break_more_fails_by_name(project: Project) -> None:
+def test_a_graph_break_more_fails_by_name(project: Project, python_with_compiler: str) -> None:
+    project.python = python_with_compiler
     project.test_file.write_text(COMPILED)
     select = ("-m", "perf or not perf")
     project.run("--perf-update", "--perf-replicates=1", *select).assert_outcomes(passed=4)

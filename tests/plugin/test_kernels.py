@@ -23,13 +23,13 @@ def product(a_ptr, b_ptr, out_ptr, SIZE: tl.constexpr):
     here = at[:, None] * SIZE + at[None, :]
     tl.store(out_ptr + here, tl.dot(tl.load(a_ptr + here), tl.load(b_ptr + here)))
 
-x = torch.empty(128, 128, dtype=torch.bfloat16, device="meta")
+x = torch.empty(64, 64, dtype=torch.bfloat16, device="meta")
 EXAMPLES = [
     KernelExample(
         "product",
         product,
-        {"a_ptr": x, "b_ptr": x, "out_ptr": x.float(), "SIZE": 128},
-        num_warps=8,  # tuned
+        {"a_ptr": x, "b_ptr": x, "out_ptr": x.float(), "SIZE": 64},
+        num_warps=4,  # tuned
     )
 ]
 """
@@ -46,13 +46,15 @@ class Kernels(Folder):
 
 
 @pytest.fixture
-def python(python_with_compiler: str) -> str:
-    return python_with_compiler
+def python(python_of_kernels: str) -> str:
+    return python_of_kernels
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: str) -> Kernels:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: str, kernels_cache: Path) -> Kernels:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # the project's conftest sets it: each process by itself
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(kernels_cache))
     return Kernels(pytester, python)
 
 
@@ -66,14 +68,14 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
             "saved 2 compiled kernels to baselines/triton-*/my_kernels.EXAMPLES.json",
         ]
     )
-    project.edit("num_warps=8,  # tuned", "num_warps=2,", "my_kernels.py")
+    project.edit("num_warps=4,  # tuned", "num_warps=2, options={'maxnreg': 64},", "my_kernels.py")
     project.pytest("--perf-json=out.json", failed=2).stdout.fnmatch_lines(
         [
             "product[[]sm_80] is worse than its baseline: spills more*",
             "*before * now * change  limit",
             "spill store bytes * 0 * exact  failed",
             "registers *",
-            "num warps * 8 * 2 * -6   none",
+            "num warps * 4 * 2 * -2   none",
             "why: spills * B of registers per thread (stores and loads) instead of*",
             "if intended: pytest 'test_mine.py::test_kernel[[]product-sm80]' --perf-update",
             "product[[]sm_90] is worse than its baseline: *lost tensor-core*",
@@ -95,6 +97,7 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
 
 
 def test_more_work_in_the_code_fails_and_loops_are_told(project: Kernels) -> None:
+    project.pytester.makepyfile(my_kernels=KERNELS.replace("64", "128").replace("num_warps=4", "num_warps=8"))
     assert project.perflab("kernels", "--update", "--arch=90").ret == 0
     told = project.perflab("kernels", "--arch=90", "--loops")
     told.stdout.fnmatch_lines(["product[[]sm_90]", "  no loop: * instructions, bound by *: at most * % of the peak, *"])
@@ -118,7 +121,7 @@ def test_more_work_in_the_code_fails_and_loops_are_told(project: Kernels) -> Non
 
 
 def test_what_another_environment_makes_of_the_same_kernels_is_compared(project: Kernels) -> None:
-    project.edit("num_warps=8,  # tuned", 'num_warps=int(__import__("os").environ.get("WARPS", 4)),', "my_kernels.py")
+    project.edit("num_warps=4,  # tuned", 'num_warps=int(__import__("os").environ.get("WARPS", 4)),', "my_kernels.py")
     other = project.pytester.path / "other-python"
     other.write_text(f'#!/bin/sh\nWARPS=8 exec {project.python} "$@"\n')
     other.chmod(0o755)
@@ -149,9 +152,9 @@ def test_machine_code_of_a_file_is_read_and_bad_input_is_told(
     told.stdout.fnmatch_lines(
         [
             "product [[]sm_90]",
-            "  * registers, 0 B of stack, 2 blocks on a multiprocessor",
+            "  * registers, 0 B of stack, 3 blocks on a multiprocessor",
             "  no loop: * bound by *",
-            "    issues: tensor products:64x128x16 *",
+            "    issues: tensor products:64x64x16 *",
         ]
     )
     (tmp_path / "damaged.cubin").write_bytes(cubin.read_bytes()[:500])
@@ -216,6 +219,7 @@ def test_a_damaged_baseline_is_named_and_left_alone(project: Kernels) -> None:
 
 def test_workers_of_xdist_share_the_kernels(project: Kernels) -> None:
     pytest.importorskip("xdist")
+    project.pytester.makeconftest("")  # workers inherit what it sets, and Triton heeds that when it is imported
     result = project.pytest("-p", "xdist", "-n2", "--perf-update-new", passed=2)
     result.stdout.fnmatch_lines([" sm_80 *new, saved", " sm_90 *new, saved", "2 new"])
 

@@ -197,7 +197,8 @@ def test_a_step_is_not_replayed(project: Project) -> None:
     )
 
 
-def test_a_prediction_heeds_no_mode(project: Project) -> None:
+def test_a_prediction_heeds_no_mode(project: Project, python_with_compiler: str) -> None:
+    project.python = python_with_compiler
     predicted = ["--perf-predict", "--perf-gpu=h100", "--perf-update"]
     project.test_file.write_text("import torch\ndef test_work(perf):\n    perf(torch.ones(8).sum)\n")
     project.run(*predicted).assert_outcomes(passed=1)

@@ -27,6 +27,14 @@ def test_theirs(benchmark):
 """
 
 
+@pytest.fixture
+def plugins(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load perflab and its two neighbours by their names: all that is installed would be most of a story's time."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p xdist -p benchmark\n")
+
+
+@pytest.mark.usefixtures("plugins")
 def test_results_stand_in_pytest_benchmarks_json_and_its_compare_reads_them(
     pytester: pytest.Pytester, python: str
 ) -> None:
@@ -46,6 +54,7 @@ def test_results_stand_in_pytest_benchmarks_json_and_its_compare_reads_them(
     assert "test_ours" in compared.stdout + compared.stderr
 
 
+@pytest.mark.usefixtures("plugins")
 def test_one_table_is_shown_unless_pytest_benchmarks_is_asked_for(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile(MIXED)
     shown = run_pytest(pytester, python, "--perf-budget=300ms").stdout.str()
@@ -54,6 +63,7 @@ def test_one_table_is_shown_unless_pytest_benchmarks_is_asked_for(pytester: pyte
     assert "test_theirs" in shown
 
 
+@pytest.mark.usefixtures("plugins")
 def test_a_test_of_pytest_benchmark_alone_is_left_alone(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.perf\ndef test_theirs(benchmark):\n    benchmark(sum, [1, 2])\n")
     result = run_pytest(pytester, python, "-m", "perf", passed=1)
@@ -61,6 +71,7 @@ def test_a_test_of_pytest_benchmark_alone_is_left_alone(pytester: pytest.Pyteste
     result.stdout.fnmatch_lines(["test_theirs*"])
 
 
+@pytest.mark.usefixtures("plugins")
 def test_pytest_benchmark_takes_the_timer_that_waits_for_the_gpu(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("def test_theirs(benchmark):\n    benchmark(sum, [1, 2])\n")
     run_pytest(pytester, python, "--benchmark-timer=perflab.cuda_timer", "--benchmark-json=b.json", passed=1)
@@ -87,6 +98,7 @@ def test_one(perf, number):
 """
 
 
+@pytest.mark.usefixtures("plugins")
 def test_workers_measure_one_case_at_a_time_and_one_process_writes_one_summary(
     pytester: pytest.Pytester, python: str
 ) -> None:
@@ -134,6 +146,7 @@ def test_one(perf, trained, number):
 """
 
 
+@pytest.mark.usefixtures("plugins")
 def test_what_a_case_does_before_it_measures_runs_beside_no_other_case(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile(test_setting_up=SETTING_UP)
     run_pytest(pytester, python, "-m", "perf", "-n2", "--perf-budget=0.5", "--perf-counts=off", passed=4)
@@ -171,12 +184,14 @@ def test_workers_say_what_is_wrong_with_a_baseline_file(project: Project) -> Non
     assert project.baseline_file().read_text() == "{"
 
 
+@pytest.mark.usefixtures("plugins")
 def test_workers_refuse_a_marker_argument_in_every_test(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.correctness(atol=1)\ndef test_x():\n    pass\n")
     result = run_pytest(pytester, python, "-n2", errors=1)
     result.stdout.fnmatch_lines(["*@pytest.mark.correctness takes no arguments, got atol*"])
 
 
+@pytest.mark.usefixtures("plugins")
 def test_correctness_runs_in_parallel(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile(
         "import pytest\n@pytest.mark.correctness\n@pytest.mark.parametrize('n', range(4))\ndef test_x(n, device):\n"

@@ -158,7 +158,7 @@ perf_arch = 80
 
 
 @pytest.fixture
-def runner(tmp_path: Path, python_with_compiler: str) -> Runner:
+def runner(tmp_path: Path, python_of_kernels: str, kernels_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """A clone of a repository whose first commit has a case and a kernel, and no correctness tests."""
     origin, clone = tmp_path / "origin.git", tmp_path / "clone"
     git(tmp_path, "init", "--quiet", "--bare", "--initial-branch=main", str(origin))
@@ -173,7 +173,9 @@ def runner(tmp_path: Path, python_with_compiler: str) -> Runner:
     git(clone, "add", "--all")
     git(clone, "commit", "--quiet", "--message=first")
     git(clone, "push", "--quiet", "origin", "main")
-    return Runner(clone, tmp_path, python_with_compiler)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(kernels_cache))
+    return Runner(clone, tmp_path, python_of_kernels)
 
 
 def workflow(name: str) -> Path:

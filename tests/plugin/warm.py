@@ -26,13 +26,15 @@ PROJECT = Path(perflab.__file__).parents[1]
 
 
 @contextlib.contextmanager
-def warm_python(*libraries: str, compiler: bool = False) -> Iterator[str]:
+def warm_python(*libraries: str, compiler: bool = False, without: str = "") -> Iterator[str]:
     """The path of an executable that runs modules and xdist's workers warm while the block lasts.
 
     ``libraries``: modules that are imported after PyTorch.
 
     ``compiler``: with PyTorch's compiler, and Triton with it, imported too; the first fake tensor would do it. And what
     counts FLOPs, for the modules of perflab that predict.
+
+    ``without``: a variable of this process that the warm ones start without, and commands that have it too do not.
 
     It is Python itself where forking is not safe. Variables that are heeded when Python starts are this process's; a
     command with others is given to Python.
@@ -41,9 +43,11 @@ def warm_python(*libraries: str, compiler: bool = False) -> Iterator[str]:
         yield sys.executable
         return
     environment = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", without)
     }
-    start = COMPILER_START if compiler else START
+    start = COMPILER_START if compiler or any(name.startswith("triton") for name in libraries) else START
     heeded = {name: value for name, value in environment.items() if name.startswith(start) and name not in LATER}
     modules = ["torch", *(["torch._dynamo", "torch.utils.flop_counter"] if compiler else []), *libraries]
     with tempfile.TemporaryDirectory(prefix="perflab-") as name:  # a socket's path must be short

@@ -31,8 +31,8 @@ PROGRAM = "forking.py"
 """The one program that runs warm by its path: it imports PyTorch, and an A/B comparison starts one for every round."""
 COMPILER_START = (*START, "TRITON_")
 """The same where PyTorch's compiler has been imported, which imports Triton."""
-LATER = ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
-"""Of these, what a warm process can still heed. PyTorch's compiler sets the second one itself where it first compiles:
+LATER = ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Of these, what a warm process can still heed. PyTorch's compiler sets its folder itself where it first compiles:
 were it heeded here, all stories that come after such a test in its process would start Python anew."""
 
 

@@ -4,7 +4,8 @@ Knows one thing: how to make of a fork what ``python -m module``, or ``-u -c cod
 environment, import path, working directory and open files, and the status that it ends with. Only its memory is left to
 the system, where Python would take it apart. Whether a command may be
 run like this its launcher decides (``warm_launcher.py``). PyTorch, pytest and modules of perflab are all that is
-shared, as they are once imported: nothing has been computed, no thread has been started. A process that would find
+shared, as they are once imported: nothing has been computed (but Triton's hash of itself, where kernels are compiled),
+no thread has been started. A process that would find
 another perflab, by its import path, has none of it.
 """
 
@@ -233,6 +234,8 @@ if __name__ == "__main__":
     for module in (*sys.argv[5:], "pytest", "pdb", *(f"_pytest.{plugin}" for plugin in plugins)):
         importlib.import_module(module)
     load(sys.argv[3], sys.argv[4])
+    if "triton" in sys.argv[5:]:  # compiles kernels: the first one has Triton hash all of itself
+        importlib.import_module("triton.runtime.cache").triton_key()
     for cleaning in weakref.finalize._registry:  # type: ignore[attr-defined]
         cleaning.atexit = False  # PyTorch takes its operators' registrations back: a tenth of a story's time
     gc.collect()
