@@ -11,7 +11,9 @@ A compiler is deterministic: there is no noise, and no need to measure again. A 
 - fewer of the kernel's warps fit onto a multiprocessor at once;
 - an iteration of a loop issues other instructions than before, and its least time rose, or it spills more in the loop,
   or it issues more of some kind and not fewer in all. Loops are compared one by one, where they do the same
-  tensor-core products, or without products move the same bytes; a kernel without loops is compared as one.
+  tensor-core products, or without products move the same bytes; a kernel without loops is compared as one. If the main
+  loop does other products, or moves other bytes (another tile, another unrolling), its least time for as many rose;
+  where it has none, or no bound is known, the verdict is ``incomparable``.
 
 Registers, shared memory within the limit, stages and the counts of remaining instructions may change in either
 direction without being better or worse: they are only shown. Results are compared only if the same compiler made them.
@@ -27,6 +29,8 @@ from perflab.results.result import Result
 KINDS = ("mfma", "mma", "wgmma", "tcgen05")
 """The kinds of matrix instructions, the weakest of a vendor first."""
 _PLACEHOLDERS = "nothing"
+_LONGER = 1.01
+"""The ratio of least cycles for as many products by which another unrolling, or another tile, is worse."""
 _GATED = ("spill_store_bytes", "spill_load_bytes", "warps_per_sm")
 _SHOWN = (
     "registers",
@@ -71,6 +75,8 @@ def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None, *, any_
     if too_much:
         worse, reasons = ["shared memory", *worse], [*too_much, *reasons]
     verdict = Verdict.REGRESSED if worse else Verdict.IMPROVED if _is_better(here, before) else Verdict.OK
+    if not worse and (unknown := _unknown(here, before)):
+        verdict, reasons = Verdict.INCOMPARABLE, [unknown]
     return Judgement(verdict=verdict, counts=_changes(here, before), worse=worse, reasons=reasons)
 
 
@@ -137,7 +143,37 @@ def _worse(here: KernelResources, before: KernelResources) -> tuple[list[str], l
     loops = [pair for pair in _loops_compared(here, before) if _loop_worse(*pair[1:], spills=spills)]
     if loops:
         found["loops"] = "; ".join(_loop_reason(*pair) for pair in loops)
+    elif (other := _other_main_loops(here, before)) and (_times_longer(*other) or 0.0) > _LONGER:
+        longer = f"its main loop takes at least ×{_times_longer(*other):.2f} the cycles"
+        found["loops"] = f"{longer} for as many {'products' if other[0].flops else 'bytes'} ({other[0].limit})"
     return list(found), list(found.values())
+
+
+def _other_main_loops(here: KernelResources, before: KernelResources) -> tuple[LoopCounts, LoopCounts] | None:
+    """Return the main loop now and before, if an iteration does other work, so that its counts are not compared."""
+    now, was = here.main_loop, before.main_loop
+    if now is None or was is None or any(one is now for _, one, _ in _loops_compared(here, before)):
+        return None
+    return now, was
+
+
+def _times_longer(now: LoopCounts, was: LoopCounts) -> float | None:
+    """Return the ratio of the least cycles for as many products, or bytes of loops without; None without a bound."""
+    here, before = ((one.flops, 0) if one.flops else (0, one.global_bytes) for one in (now, was))
+    each = [old / new for new, old in zip(here, before, strict=True) if new and old]
+    return each[0] * now.least_cycles / was.least_cycles if each and now.cycles and was.cycles else None
+
+
+def _unknown(here: KernelResources, before: KernelResources) -> str | None:
+    """Return why it is not known whether the main loop is worse; None if it is known."""
+    other = _other_main_loops(here, before)
+    if other is None or _times_longer(*other) is not None:
+        return None
+    now, was = (
+        f"{len(loops)} with {main.total:,} instructions in the main one"
+        for loops, main in zip((here.loops, before.loops), other, strict=True)
+    )
+    return f"its loops do other work, {now} instead of {was}: look at them with --loops, and save them"
 
 
 def _loops_compared(here: KernelResources, before: KernelResources) -> list[tuple[int, LoopCounts, LoopCounts]]:

@@ -20,13 +20,13 @@ def judged(**changes: Any) -> Judgement:
     return judge_compiled(kernel(resources(**changes)), baseline())
 
 
-def loop(cycles: float = 700.0, **issues: int) -> LoopCounts:
-    """A loop of 8 products, 32 exponentials, 16 conversions and 40 moves, bound by issuing them."""
+def loop(cycles: float = 700.0, flops: int = 1, **issues: int) -> LoopCounts:
+    """A loop of 8 products, 32 exponentials, 16 conversions and 40 moves, bound by issuing; ``flops`` times 2 M."""
     counts = {"tensor_products:64x64x16": 8, "exponentials": 32, "conversions": 16, "moves": 40} | issues
     return LoopCounts(
         issues={kind: count for kind, count in counts.items() if count},
         cycles={"tensor cores": 512.0, "issue": cycles},
-        flops=2_097_152,
+        flops=flops * 2_097_152,
         share_of_peak=0.731,
     )
 
@@ -40,8 +40,9 @@ LOOPS: dict[str, tuple[list[LoopCounts], bool]] = {
     "more of a kind, and fewer in all": ([loop(690.0, conversions=20, moves=30)], False),
     "more of a kind, and as many in all": ([loop(conversions=20, moves=36)], True),
     "fewer moves": ([loop(moves=39)], False),
-    # Another unrolling, or another number of loops, is another loop: shown by its products alone.
-    "another unrolling": ([loop(**{"tensor_products:64x64x16": 16, "moves": 80})], False),
+    # Another unrolling is compared by what as many products take.
+    "another unrolling": ([loop(1400.0, **{"tensor_products:64x64x16": 16, "moves": 80}, flops=2)], False),
+    "another unrolling, and longer": ([loop(1420.0, **{"tensor_products:64x64x16": 16}, flops=2)], True),
     "another number of loops": ([loop(moves=90), loop()], False),
 }
 
@@ -54,14 +55,27 @@ def test_a_loop_that_issues_more_is_worse(now: list[LoopCounts], is_worse: bool,
 
 
 def test_code_without_products_is_compared_where_it_moves_the_same_bytes() -> None:
+    def judged(cycles: float | None, issues: dict[str, int], loops: int = 1) -> Judgement:
+        bound = {} if cycles is None else {"issue": 100.0}
+        before = LoopCounts(issues={"global_loads:16B": 1, "float_arithmetic": 8}, cycles=bound)
+        one = LoopCounts(issues=issues, cycles={} if cycles is None else {"issue": cycles})
+        return judge_compiled(kernel(resources(loops=[one] * loops)), baseline(resources(loops=[before])))
+
     def verdict(**issues: int) -> list[str]:
-        before = LoopCounts(issues={"global_loads:16B": 1, "float_arithmetic": 8})
-        now = resources(loops=[LoopCounts(issues=issues)])
-        return judge_compiled(kernel(now), baseline(resources(loops=[before]))).worse
+        return judged(None, issues).worse
 
     assert verdict(**{"global_loads:4B": 4, "float_arithmetic": 8}) == ["loops"]  # narrower loads
     assert verdict(**{"global_loads:16B": 1, "float_arithmetic": 8, "conversions": 1}) == ["loops"]
-    assert verdict(**{"global_loads:16B": 2, "float_arithmetic": 16}) == []  # a larger block
+    larger = {"global_loads:16B": 2, "float_arithmetic": 16}  # a larger block
+    assert judged(None, larger).verdict is Verdict.INCOMPARABLE
+    assert judged(201.0, larger).verdict is Verdict.OK
+    longer = judged(204.0, larger)
+    assert (longer.verdict, longer.worse) == (Verdict.REGRESSED, ["loops"])
+    assert longer.reasons == ["its main loop takes at least ×1.02 the cycles for as many bytes (issue)"]
+    without = judged(900.0, {"integer_arithmetic": 400}, loops=33)  # a slow path, unrolled
+    assert without.verdict is Verdict.INCOMPARABLE
+    (said,) = without.reasons
+    assert "33 with 400 instructions in the main one instead of 1" in said
 
 
 def test_spills_in_a_loop_are_worse_and_an_indexed_array_is_none() -> None:
