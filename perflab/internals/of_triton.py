@@ -71,7 +71,9 @@ def specialise(kernel: Any, given: Mapping[str, Any], arch: Arch) -> Specialised
 
 def compile_for(kernel: Any, specialised: Specialised, arch: Arch) -> Any:
     """Return the compiled kernel, with ``asm``, ``metadata`` and ``hash``. ``triton.compile`` is undocumented too."""
-    of_ast = lookup(TRITON, "triton.compiler:ASTSource", _COMPILE)
+    is_gluon = getattr(kernel, "is_gluon", lambda: False)()
+    name = "triton.experimental.gluon._runtime:GluonASTSource" if is_gluon else "triton.compiler:ASTSource"
+    of_ast = lookup(TRITON, name, _COMPILE)
     source = of_ast(kernel, specialised.signature, specialised.constants, specialised.attributes)
     return lookup(TRITON, "triton:compile", _COMPILE)(
         source, target=_target(arch), options=specialised.options.__dict__

@@ -53,9 +53,12 @@ def test_its_gradients_are_those_of_the_definition(is_causal: bool, num_queries:
 @pytest.mark.skipif(not hasattr(async_copy, "async_load"), reason="Gluon before Triton 3.9 has other names")
 def test_its_loops_take_what_the_tensor_cores_take_and_nothing_is_spilled(python: str) -> None:
     program = (
-        "from tests.studies.attention_gluon import compiled, loops_of\n"
+        "import torch\n"
+        "from perflab.compiled.compiler.compile import compile_example\n"
+        "from tests.studies.attention_gluon import example\n"
         "for is_causal in (False, True):\n"
-        "    for one in loops_of(compiled('bf16', is_causal=is_causal)):\n"
+        "    found = compile_example('lab', example(torch.bfloat16, is_causal=is_causal), 80).resources\n"
+        "    for one in found.loops:\n"
         "        print(one.limit, round(one.share_of_peak, 2), one.issues.get('local_memory', 0))\n"
     )
     compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -20,24 +20,21 @@ It takes what `one_pass_tiles` takes, with rows that begin at multiples of 16 by
 
 from __future__ import annotations
 
-import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
+import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy
-from perflab.compiled.machine.disassembly import disassemble
-from perflab.compiled.machine.reading import loop_lines, read_loops
-from perflab.internals import of_triton
+from perflab.compiled.compiler.compile import compile_example
+from perflab.compiled.compiler.example import KernelExample
+from perflab.compiled.machine.reading import loop_lines
+from perflab.lab.attention.examples import launch_of
 from perflab.lab.attention.triton_pieces import place, stretches
-from perflab.results.compiled import LoopCounts
+from perflab.lab.attention.triton_tiles import Tiles
 
 ARCH = 80
 HEAD_DIM, BLOCK_Q, BLOCK_K, WARPS = 128, 64, 128, 8
@@ -199,49 +196,29 @@ def layouts() -> dict[str, Any]:
     }
 
 
-def compiled(dtype: str, *, is_causal: bool) -> Any:
-    """Compile the kernel for an A100; dtype is Triton's name, ``bf16`` or ``fp16``."""
-    constants = {"HAS_UPPER": is_causal, "HEAD_DIM": HEAD_DIM, "BLOCK_Q": BLOCK_Q, "BLOCK_K": BLOCK_K, **layouts()}
-    float32 = ("logsumexp_ptr", "delta_ptr", "dq_sum_ptr")
-    types, aligned = {}, {}
-    for place_of, name in enumerate(attention_one_pass_gluon_kernel.arg_names):
-        if name in constants:
-            types[name] = "constexpr"
-        elif name.endswith("_ptr"):
-            types[name] = "*fp32" if name in float32 else f"*{dtype}"
-        else:
-            types[name] = "fp32" if name in ("scale", "score_factor") else "i32"
-        if name.endswith("_ptr") or name.startswith("stride") or name in ("num_queries", "num_keys"):
-            aligned[(place_of,)] = [["tt.divisibility", 16]]
-    source = GluonASTSource(attention_one_pass_gluon_kernel, types, constants, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", ARCH, 32), options={"num_warps": WARPS})
-
-
-def loops_of(compiled_kernel: Any) -> list[LoopCounts]:
-    """Return the loops of a compiled kernel, as ``perflab kernels --loops`` reads them."""
-    shared_bytes = compiled_kernel.metadata.shared
-    blocks, _ = occupancy(
-        ARCHITECTURES[ARCH], num_warps=WARPS, registers=255, shared_bytes=shared_bytes, tensor_columns=0
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder, "kernel.cubin")
-        cubin.write_bytes(compiled_kernel.asm["cubin"])
-        own, *_called = disassemble(cubin, of_triton.disassembler_path())
-    return read_loops(own, num_warps=WARPS, blocks=blocks)
+def example(dtype: torch.dtype, *, is_causal: bool) -> KernelExample:
+    """Return the kernel with the arguments of a launch: 16 heads of 4,096 tokens."""
+    tiles = Tiles(BLOCK_Q, BLOCK_K, WARPS, 2)
+    launch = launch_of("one_pass", HEAD_DIM, dtype, "causal" if is_causal else "full", tiles)
+    names = attention_one_pass_gluon_kernel.arg_names
+    arguments = {name: value for name, value in launch.arguments.items() if name in names} | layouts()
+    name = f"attention_one_pass_gluon-{'causal' if is_causal else 'full'}"
+    return KernelExample(name, attention_one_pass_gluon_kernel, arguments, num_warps=WARPS)
 
 
 def main() -> None:
-    """Print the loops' counts, and their least cycles for 4,096 pairs."""
+    """Print each loop's least cycles for 4,096 pairs, its spills, and all its counts."""
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
-    print(f"Triton {triton.__version__}, sm_{ARCH}, head dimension {HEAD_DIM}")
-    for dtype in ("bf16", "fp16"):
+    print(f"Triton {triton.__version__}, sm_{ARCH}, head dimension {HEAD_DIM}, for {PAIRS:,} pairs")
+    for dtype in (torch.bfloat16, torch.float16):
         for is_causal in (False, True):
-            loops = loops_of(compiled(dtype, is_causal=is_causal))
-            each = [one.least_cycles * PAIRS / (BLOCK_Q * BLOCK_K) for one in loops]
-            spills = [one.issues.get("local_memory", 0) for one in loops]
-            told = ", ".join(f"{cycles:,.0f} cycles, {many} spills" for cycles, many in zip(each, spills, strict=True))
-            print(f"{dtype} {'causal' if is_causal else 'full'}: {told} for {PAIRS:,} pairs")
-            print("\n".join(loop_lines(loops, ARCH)))
+            found = compile_example("lab", example(dtype, is_causal=is_causal), ARCH)
+            assert found.resources is not None, found.problem
+            for loop in found.resources.loops:
+                cycles = loop.least_cycles * PAIRS / (BLOCK_Q * BLOCK_K)
+                said = f"{dtype}, {'causal' if is_causal else 'full'}: {cycles:,.0f} cycles"
+                print(f"{said}, {loop.issues.get('local_memory', 0)} accesses to spilled registers")
+            print("\n".join(loop_lines(found.resources.loops, ARCH)))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ class KernelExample:
     Attributes:
         name: the name of the example's cases and baselines; unique within a registration.
         kernel: the function made by ``@triton.jit``, also with ``@triton.autotune`` and ``@triton.heuristics`` around
-            it. An autotuned kernel becomes one example for each configuration that the tuner may choose for these
-            arguments, named ``matmul-BLOCK_M64-BLOCK_K32-w4-s3`` if ``name`` is ``matmul``.
+            it, or by ``@gluon.jit``. An autotuned kernel becomes one example for each configuration that the tuner may
+            choose for these arguments, named ``matmul-BLOCK_M64-BLOCK_K32-w4-s3`` if ``name`` is ``matmul``.
         arguments: example arguments of a launch by parameter name, including compile-time constants, except those that
             a tuner or a heuristic sets. The kernel is specialised for them as a launch would be. Tensors may be on
             ``meta``, and then count as aligned to 16 bytes. Integers that are 1 or multiples of 16 are specialised as
