@@ -165,7 +165,7 @@ class History:
 
         Accepted levels keep the order of the commits, since a rebase gives several commits the same second.
         """
-        again = set() if self.are_accepted else _repeats(self.runs, self.series)
+        again = set() if self.are_accepted else _repeats(self.runs, self.series, self.cut_short)
         order = list(range(len(self.runs)))
         if not self.are_accepted:
             order.sort(key=lambda at: (self.runs[at].created, self.runs[at].file))
@@ -186,11 +186,11 @@ class History:
         self.machines = [one for one in self.machines if one.runs]
 
 
-def _repeats(runs: Sequence[Run], series: Sequence[Series]) -> set[int]:
+def _repeats(runs: Sequence[Run], series: Sequence[Series], cut_short: Collection[Run]) -> set[int]:
     """Return the runs of which another run has every number as well; of equal runs the first stays.
 
-    Only runs of one moment are compared, or a journal with results that ended within ``_LONGEST_RUN`` after it, since
-    the numbers of two nights may well agree.
+    A run without numbers is one if its times were ``cut_short``. Only runs of one moment are compared, or a journal
+    with results that ended within ``_LONGEST_RUN`` after it, since the numbers of two nights may well agree.
     """
     moments: dict[object, list[int]] = {}
     for at, run in enumerate(runs):
@@ -209,6 +209,6 @@ def _repeats(runs: Sequence[Run], series: Sequence[Series]) -> set[int]:
     for one, other in pairs:
         poorer, richer = sorted((one, other), key=lambda run: (-len(numbers[run]), run))[::-1]
         is_held = numbers[poorer].items() <= numbers[richer].items()
-        if numbers[poorer] and is_held and not gone & {poorer, richer}:
+        if (numbers[poorer] or runs[poorer] in cut_short) and is_held and not gone & {poorer, richer}:
             gone.add(poorer)
     return gone

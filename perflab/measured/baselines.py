@@ -35,7 +35,7 @@ from perflab.results.environment import EXACT, differing, exact_environment, exa
 from perflab.results.measured import Baseline, Entry, Exact, ExactQuantities
 from perflab.results.measurement import Record, Replicate
 from perflab.results.profile import Profile
-from perflab.results.records import Environment, ExactEnvironment, Judgement, Policy
+from perflab.results.records import Environment, ExactEnvironment, Judgement, Policy, Verdict
 from perflab.results.result import Result
 from perflab.store.case_files import CaseFiles, Part, case_at, module_of, name_of
 from perflab.store.json_files import as_json, is_exact_file, named, read_checked, writable, write_text
@@ -332,6 +332,8 @@ def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
     is_cut_short = base.times_are_cut_short or now_is_cut_short
     times = None if is_cut_short else parts.times
     judgement = judge(head, Baseline(exact=parts.exact, times=times, times_are_own=True), policy)
+    if is_cut_short and judgement.verdict is Verdict.NEW:  # it has nothing but times
+        return changed(judgement, verdict=Verdict.INCOMPARABLE, reasons=[CUT_SHORT])
     return changed(judgement, no_times=CUT_SHORT) if is_cut_short else judgement
 
 

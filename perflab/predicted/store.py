@@ -192,7 +192,7 @@ def stored(directory: Path, environments: object = None) -> Iterator[StoredFile]
     """Yield the files of every GPU; ``environments`` is ignored, since predictions belong to no machine."""
     store = PredictedStore(directory)
     for path in store.paths():
-        yield StoredFile(path, store, partial(_entries, store, path))
+        yield StoredFile(path, store, partial(_entries, store, path), path.parent.name)
 
 
 def _entries(store: PredictedStore, path: Path) -> dict[str, Stored]:

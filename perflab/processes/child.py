@@ -26,6 +26,8 @@ from perflab.processes.lifeline import with_lifeline
 
 _CLEANING_S = 5.0
 """Seconds that a child may take to remove its files when this process is interrupted."""
+_LONGEST_S = 2_000_000.0
+"""The longest wait in seconds: the system's clock of milliseconds has 32 bits."""
 _MOST_OUTPUT = 1 << 26
 """Bytes of a child's output that are read, at most: the last ones."""
 _RUN_VARIABLE = "PERFLAB_RUN"
@@ -158,7 +160,8 @@ class Child:
     def wait(self, within_s: float | None = None) -> int | None:
         """Wait for the process's end, and return its exit status; None if it has not ended within these seconds."""
         # Popen's own wait with a limit polls, which would disturb a measurement.
-        if within_s is not None and self.end_signal is not None and not wait([self.end_signal], within_s):
+        limit_s = None if within_s is None else min(within_s, _LONGEST_S)
+        if limit_s is not None and self.end_signal is not None and not wait([self.end_signal], limit_s):
             return None
         try:
             return self._process.wait(within_s if self.end_signal is None else None)

@@ -273,8 +273,8 @@ class Prediction(Costed, frozen=True):
     """Remarks on how the prediction was made and what the prediction leaves out, in sentences."""
     world_size: int = 1
     """The number of ranks of the case's group; the numbers are those of one rank."""
-    rank: int = 0
-    """The rank whose numbers these are."""
+    rank: int | None = None
+    """The rank whose numbers these are; None in files of before, which did not say it."""
     collectives: dict[str, Amount] = {}
     """The counts of the call's collectives in that rank (``measure.counts.collectives``); empty without a group."""
     exchanged: list[Exchanged] = []

@@ -44,6 +44,8 @@ class StoredFile(NamedTuple):
     store: CaseFiles[Any]
     entries: Callable[[], Mapping[str, Stored]]
     """Function that returns the file's baselines by name; raises BaselineError if the file is damaged."""
+    together: str = ""
+    """The same for files in all of which a run looks for a case before it takes a stale one for it."""
 
 
 class Missing(NamedTuple):

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from perflab.base.errors import RivalError
 from perflab.base.git import commit_named, run_git, top_of
 from perflab.running.case.locks import held
-from perflab.turns.submodules import submodules
+from perflab.turns.submodules import recorded, submodules
 
 _MARK = "CACHEDIR.TAG"
 _MARKED = "Signature: 8a477f597d28d172789f06886806bc55\n# perflab's worktrees, which it resets and removes\n"
@@ -146,10 +146,10 @@ def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterato
             others = [other for other in shelf.iterdir() if other.is_dir() and other != place]
             for other in sorted(others, key=lambda other: -other.stat().st_mtime)[_KEPT - 1 :]:
                 with contextlib.suppress(Timeout), FileLock(other.with_suffix(".lock"), timeout=0):
-                    _remove(top, other, other.name)
+                    _remove(top, other)
             yield place
         except (KeyboardInterrupt, SystemExit):
-            _remove(top, place, commit)
+            _remove(top, place)
             raise
 
 
@@ -187,7 +187,11 @@ def _check_out(repository: Path, place: Path, commit: str) -> None:
         forced = ("--detach", "--force", "--force", str(place), commit)
         run_git(repository, "worktree", "add", "--quiet", *forced, is_top=True)
     for path, own, holder in submodules(repository, commit):
-        _check_out(holder, place / path, own)
+        if holder is not None:
+            _check_out(holder, place / path, own)
+        elif _is_worktree(place / path):  # an earlier session had it checked out
+            _remove(holder, place / path)
+            (place / path).mkdir()
 
 
 def _is_reset(place: Path, commit: str) -> bool:
@@ -213,14 +217,18 @@ def _is_worktree(place: Path) -> bool:
     return Path(top) == place and Path(own) != Path(common)
 
 
-def _remove(repository: Path, place: Path, commit: str) -> None:
-    """Remove a worktree with those of its submodules, and git's records of them.
+def _remove(repository: Path | None, place: Path) -> None:
+    """Remove a worktree with those of its submodules, and git's records of them, whatever repositories have them.
 
     The empty lock file stays, since another session may hold the lock.
     """
-    with contextlib.suppress(RivalError):
-        for path, own, holder in submodules(repository, commit):
-            _remove(holder, place / path, own)
+    if _is_worktree(place):
+        asked = ("rev-parse", "--path-format=absolute", "--git-common-dir")
+        with contextlib.suppress(RivalError):
+            repository = Path(run_git(place, *asked, only_here=True).strip())
+            for path, _ in recorded(place, "HEAD"):
+                _remove(None, place / path)
     shutil.rmtree(place, ignore_errors=True)
     with contextlib.suppress(RivalError):
-        run_git(repository, "worktree", "remove", "--force", "--force", str(place), is_top=True)
+        if repository is not None:
+            run_git(repository, "worktree", "remove", "--force", "--force", str(place), is_top=True)

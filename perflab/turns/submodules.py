@@ -10,7 +10,7 @@ from perflab.base.errors import RivalError
 from perflab.base.git import run_git
 
 
-def submodules(repository: Path, commit: str) -> Iterator[tuple[Path, str, Path]]:
+def submodules(repository: Path, commit: str) -> Iterator[tuple[Path, str, Path | None]]:
     """Yield path and commit of each submodule that ``commit`` records, and the repository that has the latter.
 
     A submodule that the user has not checked out, whose folder git leaves empty, is left out: the session's own side
@@ -20,18 +20,20 @@ def submodules(repository: Path, commit: str) -> Iterator[tuple[Path, str, Path]
     Raises:
         RivalError: the commit of a submodule is not on this machine, or git failed.
     """
-    listed = run_git(repository, "ls-tree", "-r", "-z", commit, is_top=True).split("\0")
-    recorded = [line.split("\t", 1) for line in listed if line.startswith("160000 ")]
-    if not recorded:
+    links = recorded(repository, commit)
+    if not links:
         return
-    asked = ("rev-parse", "--path-format=absolute", "--git-common-dir")
-    kept = Path(run_git(repository, *asked, is_top=True).strip()) / "modules"
+    # A linked worktree of the user's keeps its submodules in its own folder.
+    asked = ("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
+    kept = [Path(one) / "modules" for one in dict.fromkeys(run_git(repository, *asked, is_top=True).splitlines())]
     names = _names(repository, commit)
-    for entry, path in recorded:
-        own, here = entry.split()[-1], repository / path
-        if here.is_dir() and not any(here.iterdir()):
+    for path, own in links:
+        here = repository / path
+        places = [one for one in (here, *(each / names.get(path, path) for each in kept)) if _has(one, "HEAD")]
+        is_empty = here.is_dir() and not any(here.iterdir())
+        if is_empty or (not places and not (repository / ".git").exists()):  # of a submodule that is gone here
+            yield Path(path), own, None
             continue
-        places = [place for place in (here, kept / names.get(path, path)) if _has(place, "HEAD")]
         holder = next((place for place in places if _has(place, own)), None)
         if holder is None:
             raise RivalError(
@@ -41,6 +43,13 @@ def submodules(repository: Path, commit: str) -> Iterator[tuple[Path, str, Path]
                 else "check the commit out with it (git clone --recurse-submodules), and use --perf-against=PATH",
             )
         yield Path(path), own, holder
+
+
+def recorded(repository: Path, commit: str) -> list[tuple[str, str]]:
+    """Return path and commit of each submodule that ``commit`` records."""
+    listed = run_git(repository, "ls-tree", "-r", "-z", commit, is_top=True).split("\0")
+    links = [line.split("\t", 1) for line in listed if line.startswith("160000 ")]
+    return [(path, entry.split()[-1]) for entry, path in links]
 
 
 def _names(repository: Path, commit: str) -> dict[str, str]:

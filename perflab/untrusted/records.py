@@ -62,7 +62,7 @@ class Ratio(Data, frozen=True):
 
 
 class Ran(Data, frozen=True):
-    """What one call of a candidate ran, as the candidate's own process saw it."""
+    """The work of one call of a candidate, as the candidate's own process saw it."""
 
     operators: Tally = {}
     """PyTorch's operators."""

@@ -79,7 +79,7 @@ def test_memory_of_written_out_attention_is_what_was_measured_on_an_h100(row: di
 def test_nobody_was_faster_than_the_lower_bound(model_name: str, gpu_name: str) -> None:
     gpu = parse_gpu(gpu_name)
     compared = 0
-    for mode, length in (("forward", 128), ("train_step", 512)):  # the longest: bounds of short ones are far below
+    for mode, length in (("forward", 128), ("train_step", 512)):  # of steps the longest; of forwards all
         quotes = {
             source: seconds
             for source, seconds in transformer_quotes(model_name, 4, length, "fp32", mode).items()

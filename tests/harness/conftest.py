@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -21,13 +20,12 @@ from tests.harness.virtual_clock import VirtualClock
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
     """PyTorch without its thread pool: its threads spin while they wait for each other, mostly on small matrices."""
-    torch: Any = sys.modules.get("torch")  # imported by whatever modules of tests were collected
-    threads = torch.get_num_threads() if torch is not None else 0
-    if threads:
-        torch.set_num_threads(1)
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

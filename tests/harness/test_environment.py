@@ -60,12 +60,17 @@ def test_every_field_alone_keeps_two_environments_apart_and_is_named(field: str)
 
 
 def test_the_environment_of_this_process_survives_a_file() -> None:
-    here = current_environment(torch.device("cpu"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        here = current_environment(torch.device("cpu"))
+    finally:
+        torch.set_num_threads(before)
     assert msgspec.json.decode(msgspec.json.encode(here), type=Environment) == here
     assert here.device == "cpu"
     assert here.cuda is None
     assert here.driver is None
-    assert here.threads == torch.get_num_threads()
+    assert here.threads == 3
     assert here.torch == torch.__version__
 
 

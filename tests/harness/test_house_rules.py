@@ -87,7 +87,7 @@ ROOMS = {
     "untrusted.command": Room(),
     "untrusted.confine": Room(),
     "untrusted.messages": Room(packages="msgspec"),
-    "untrusted.records": Room(),
+    "untrusted.records": Room(packages="msgspec"),
     "turns": Room(packages="pytest msgspec filelock", torch=When.CALLED),
     "measured": Room(packages=_PYTEST, torch=When.CALLED),
     "measured.report": Room(),

@@ -476,7 +476,7 @@ def test_rows_are_counted_in_words_that_exist(tmp_path: Path, browser: Any, what
 
 
 @needs_browser
-@pytest.mark.parametrize(("cases", "whole"), [(20, True), (201, False)])
+@pytest.mark.parametrize(("cases", "whole"), [(60, True), (201, False)])
 def test_print_opens_sections_or_says_that_it_does_not(tmp_path: Path, browser: Any, cases: int, whole: bool) -> None:
     with opened(browser, page_of(tmp_path, large_run(cases))) as seen:
         seen.page.emulate_media(media="print")

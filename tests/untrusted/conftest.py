@@ -10,14 +10,6 @@ import pytest
 from perflab.processes.child import Launch
 from perflab.untrusted import command
 from perflab.untrusted.stranger import Holding
-from tests.plugin.warm import warm_python
-
-
-@pytest.fixture(scope="session")
-def python() -> Iterator[str]:
-    """A Python that forks from a process with PyTorch and perflab imported."""
-    with warm_python() as launcher:
-        yield launcher
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -298,7 +299,7 @@ def test_verify_runs_candidates_elsewhere(elsewhere: tuple[str, Results]) -> Non
     assert "the candidate changed x" in said
     assert "the candidate changed the gradient of out" in said
     assert "run 2 overwrote what run 1 had returned (out)" in said
-    assert "FAILED test_it.py::test_verify[finds_the_reference] - AttributeError" in said or "KeyError" in said
+    assert re.search(r"FAILED test_it\.py::test_verify\[finds_the_reference\] - (AttributeError|KeyError)", said)
 
 
 def test_perf_is_held_to_what_two_other_processes_do(elsewhere: tuple[str, Results]) -> None:
@@ -388,7 +389,12 @@ def test_autocast(perf):
 def test_a_parameter_is_written_to(perf, mode):
     perf.reference(lambda w, g: w.sub_(g))
     with mode():
-        perf(lambda w, g: w.copy_(w - g), torch.nn.Parameter(torch.randn(64)), torch.randn(64))
+        in_inference = mode is torch.inference_mode
+        perf(
+            lambda w, g: w.copy_(w - g if torch.is_inference_mode_enabled() == in_inference else w),
+            torch.nn.Parameter(torch.randn(64)),
+            torch.randn(64),
+        )
 
 @pytest.mark.perf
 def test_default_dtype(perf):
@@ -433,8 +439,8 @@ def test_casts_of_weights_are_kept_from_call_to_call_as_in_the_test(python: str)
         "        for _ in range(3): call(x)\n"
         "    print(sum(one.name == 'aten::_to_copy' for one in seen.events()))\n"
     )
-    said = subprocess.run([python, "-c", count], capture_output=True, text=True, timeout=100).stdout
-    assert said.split() == ["6", "4"]  # of the input in each call, and of the weight
+    done = subprocess.run([python, "-u", "-c", count], capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["6", "4"], done.stderr  # of the input in each call, and of the weight
 
 
 def test_a_mode_that_an_import_leaves_on_is_refused(tmp_path: Path, python: str) -> None:

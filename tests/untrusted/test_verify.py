@@ -233,12 +233,15 @@ def test_files_that_are_made_to_break_a_batch_have_their_lines(verify: Verify, t
         "f_sums": f"x = 1{'+1' * 60_000}",
         "g_null": chr(0),
         "h_wrong": "",
+        "i_right": "",
     }.items():
-        (folder / f"{name}.py").write_text(new + more)
+        right = new.replace("return self.layer(x)", "return self.layer(x).clamp(min=0)")
+        (folder / f"{name}.py").write_text((right if name == "i_right" else new) + more)
         (problems / f"{name}.py").write_text(PROBLEM)
-    found = verify(f"--batch={folder}", f"--against={problems}")
+    found = verify(f"--batch={folder}", f"--against={problems}", "--budget=0.2")
     told = found.findings
     assert told.pop("h_wrong") == ("wrong", "wrong result"), found
+    assert told.pop("i_right")[0] != "wrong", found
     assert len(told) == 7
     assert set(told.values()) == {("wrong", "does not compile")}, told
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from perflab.base.grouping import groups_of
-from perflab.predicted.report.facts import first_to_checkpoint, fit_facts, intensity
+from perflab.predicted.report.facts import first_to_checkpoint, fit_facts, intensity, rank_of
 from perflab.predicted.report.table import WIDTH, amount, quantity_name, signed, wrapped, wrapped_facts
 from perflab.results.predicted import Cost, Exchanged, PredictedBaseline, PredictedCase, Prediction, Traffic
 from perflab.results.profile import BACKWARD, FORWARD, OPTIMIZER
@@ -102,7 +102,7 @@ def _memory(now: Prediction, width: int) -> list[str]:
 def _exchanged(now: Prediction, width: int) -> list[str]:
     """Return the table of a rank's collectives by line, and what they take at least on the network."""
     rows = [(_calls(one), f"{one.kind} {one.dtype}".rstrip(), "", one.line) for one in now.exchanged]
-    lines = _table(f"collectives of rank {now.rank} of {now.world_size}", _CALLS, rows, width)
+    lines = _table(f"collectives of {rank_of(now)} of {now.world_size}", _CALLS, rows, width)
     known = now.communication
     if known is not None and known.bound_ns and now.roofline_ns is not None:
         parts = " + ".join(f"{kind} {format_ns(ns)}" for kind, ns in known.by_kind.items() if ns)

@@ -159,12 +159,17 @@ def dry_run_facts(now: Prediction) -> list[str]:
     return facts
 
 
+def rank_of(now: Prediction) -> str:
+    """Return which rank of a group a prediction is of, as far as its file says it."""
+    return "one rank" if now.rank is None else f"rank {now.rank}"
+
+
 def rank_facts(now: Prediction) -> list[str]:
     """Return what one rank of a group communicates in a call; empty for a case in one process."""
     if now.world_size == 1:
         return []
     counts = now.collectives
-    facts = [f"rank {now.rank} of {now.world_size}"]
+    facts = [f"{rank_of(now)} of {now.world_size}"]
     if counts.get("collectives"):
         outside = counts["collectives_outside_backward"]
         told = f"{format_count(counts['collectives'], 'collective')} of {format_bytes(counts['collective_bytes'])}"

@@ -102,20 +102,22 @@ class Stale:
     def _adopted(self, missing: Mapping[StoredFile, Missing]) -> dict[StoredFile, set[str]]:
         """Return the stale cases of each file that a run would compare moved cases with, in whatever mode.
 
-        A collected case may be such a moved case if nothing in the file's folder is stored of it.
+        A collected case may be such a moved case if nothing is stored of it in the files that are asked together.
         """
         adopted: dict[StoredFile, set[str]] = {file: set() for file in missing}
-        for folder in {file.path.parent for file, one in missing.items() if one.stale}:
-            entries = {file: file.entries() for file in missing if file.path.parent == folder}
+        for together in {file.together for file, one in missing.items() if one.stale}:
+            entries = {file: file.entries() for file in missing if file.together == together}
             stored = {case_at(file.path, name) for file, names in entries.items() for name in names}
-            places = {case_at(file.path, name): (file, name) for file in entries for name in missing[file].stale}
-            gone = Gone(
-                self._config, self._settings, {case: entries[file][name] for case, (file, name) in places.items()}
-            )
+            places: dict[str, list[tuple[StoredFile, str]]] = {}
+            for file in entries:
+                for name in missing[file].stale:
+                    places.setdefault(case_at(file.path, name), []).append((file, name))
+            stale = {case: entries[file][name] for case, ones in places.items() for file, name in ones}
+            gone = Gone(self._config, self._settings, stale)
             modes = {case.removeprefix(without_mode(case)) for case in places}
             collected = self._collection.cases if self._collection is not None else []
             new = {case + mode for case in collected for mode in modes} - stored
-            for file, name in (places[was] for was in map(gone.became, new) if was is not None):
+            for file, name in (one for was in map(gone.became, new) if was is not None for one in places[was]):
                 adopted[file].add(name)
         return adopted
 
@@ -171,6 +173,7 @@ class Gone:
         self._baselines = settings.baselines
         self._stale = stale
         self._text_of = functools.cache(self._read)
+        self._as_saved = functools.cache(self._read_as_saved)
 
     def became(self, case: str) -> str | None:
         """Return the stale case that became ``case``; None if no stale case, or more than one, matches it."""
@@ -179,9 +182,14 @@ class Gone:
     def _read(self, case: str) -> str | None:
         """Return the text of a case's test file; for a stale case, as the file was when its baseline was saved."""
         stored, path = self._stale.get(case), file_of(case)
-        if stored is None:
+        if stored is not None:
+            return self._as_saved(path, stored.recorded, stored.commit)
+        with contextlib.suppress(OSError):  # a node id may name no file of the project's
             return Path(self._root, path).read_text(encoding="utf-8", errors="replace")
-        then = code_of("baseline", self._root.resolve(), self._baselines, stored.recorded, stored.commit).commit
+        return None
+
+    def _read_as_saved(self, path: str, recorded: str, commit: str | None) -> str | None:
+        then = code_of("baseline", self._root.resolve(), self._baselines, recorded, commit).commit
         return ask_git(self._root, "show", f"{then or 'HEAD'}:./{path}")
 
 

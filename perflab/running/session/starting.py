@@ -202,7 +202,7 @@ def _collection_of(config: pytest.Config, notes: Notes, cases: list[str], baseli
     for case in cases:
         if file_of(case) in files:
             files[file_of(case)].append(name_of(case))
-    return Collection(files=files, cases=cases)
+    return Collection(files=files, cases=sorted(cases))  # workers may collect a set of parameters in another order
 
 
 def _whole_files(config: pytest.Config, notes: Notes, baselines: Path) -> set[str]:
