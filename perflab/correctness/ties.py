@@ -35,6 +35,10 @@ _FEW_AT_TIES = 4
 """Elements that may be off at ties beside twice as many as plain has, or one of _FEW: plain may have met none."""
 _FEWEST_NUDGES = 8
 """Nudges without an integer of plain's that is off, after which none is a matter of rounding."""
+_MOST_NUDGES = 1024
+"""Nudges in which equal numbers may meet their places, at most."""
+_TINY = 1e-40
+"""What zeros are nudged by, at most."""
 
 
 def beside_ties(
@@ -163,6 +167,7 @@ def _ties(
     generator = torch.Generator().manual_seed(0)
     passed = {name: torch.zeros(one.shape, dtype=torch.bool, device=one.device) for name, one in found.items()}
     reach = {name: torch.zeros(one.shape, dtype=torch.float64, device=one.device) for name, one in found.items()}
+    lost = {name: _lost_along(one, reference[name]) for name, one in found.items()}
     for _ in range(_NUDGES):
         moved = again({name: _nudged(one, generator) for name, one in inputs.items()})
         for name, one in found.items():
@@ -172,9 +177,12 @@ def _ties(
             if one.is_floating_point() or one.is_complex():
                 (before, _), (behind, _) = error_and_size(one, reference[name]), error_and_size(one, there)
                 passed[name] |= (before > 0) & (before + behind <= 1.01 * jump)
-            elif not _loses_an_index(one, reference[name]):
+            else:
+                lost[name] = [along for along in lost[name] if not _holds_one_twice(there, along)]
                 passed[name] |= (widest(one) == widest(there)) & (jump > 0)
     for name, one in found.items():
+        if lost[name]:
+            passed[name].zero_()
         if one.is_floating_point() or one.is_complex():
             passed[name] &= reach[name] > _JUMP * reach[name].median()
     return passed
@@ -194,27 +202,33 @@ def _with_equal_numbers_in_order(
     decides, such as a bucket's. It is the definition's for inputs that differ by less than the step to the next
     number, in which only equal ones change places.
     """
-    mine = {name: one for name in names if (one := got[name]) is not None and not _loses_an_index(one, reference[name])}
+    mine = {name: one for name in names if (one := got[name]) is not None}
+    lost = {name: _lost_along(one, reference[name]) for name, one in mine.items()}
     apart = {name: one != reference[name].to(one.device) for name, one in mine.items()}
     kept = {name: torch.ones_like(one) for name, one in apart.items()}
     generator = torch.Generator().manual_seed(0)
     try:
         for sign in (1, -1) if mine else ():
             moved = again({name: _scaled(one, sign * torch.ones(())) for name, one in inputs.items()})
-            for name in mine:
-                kept[name] &= (moved[name] == reference[name]).to(kept[name].device) | ~apart[name]
+            for name, one in mine.items():
+                kept[name] &= (moved[name].to(one.device) == reference[name].to(one.device)) | ~apart[name]
         far = {name: one for name, one in apart.items() if kept[name].all() and len(torch.unique(reference[name])) > 2}
-        for number in range(_FURTHER_NUDGES):
-            if number == _FEWEST_NUDGES:  # an order of equal numbers has met most of its indices by now
-                far = {name: one for name, one in far.items() if 2 * int(one.sum()) <= int(apart[name].sum())}
-            if not any(bool(one.any()) for one in far.values()):
+        idle = 0
+        for number in range(_MOST_NUDGES):
+            if idle == _FURTHER_NUDGES or not any(bool(one.any()) for one in far.values()):
                 break
+            if number == _FEWEST_NUDGES:  # an order of equal numbers has met many of its indices by now
+                far = {name: one for name, one in far.items() if 16 * int(one.sum()) <= 15 * int(apart[name].sum())}
             shares = {name: torch.rand(one.shape, generator=generator) * 2 - 1 for name, one in inputs.items()}
             moved = again({name: _scaled(one, shares[name]) for name, one in inputs.items()})
+            before = sum(int(one.sum()) for one in far.values())
             far = {name: one & (mine[name] != moved[name].to(one.device)) for name, one in far.items()}
+            for name in far:
+                lost[name] = [along for along in lost[name] if not _holds_one_twice(moved[name], along)]
+            idle = 0 if sum(int(one.sum()) for one in far.values()) < before else idle + 1
     except Exception:  # a definition may refuse such inputs: then nothing is known of their order
         return {}
-    return {name: reference[name].to(mine[name]) for name, one in far.items() if not one.any()}
+    return {name: reference[name].to(mine[name]) for name, one in far.items() if not one.any() and not lost[name]}
 
 
 def _scaled(tensor: Tensor, shares: Tensor) -> Tensor:
@@ -222,18 +236,22 @@ def _scaled(tensor: Tensor, shares: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         return tensor.clone()
     size = torch.finfo(tensor.dtype).eps * _SHORT_ROUNDINGS
-    return tensor.detach().double() * (1 + size * shares.to(tensor.device, torch.float64))
+    moved = shares.to(tensor.device, torch.float64)
+    # Zeros are equal numbers, too, and any product of theirs is zero.
+    return torch.where(tensor == 0, _TINY * moved, tensor.detach().double() * (1 + size * moved))
 
 
-def _loses_an_index(found: Tensor, wanted: Tensor) -> bool:
-    """Whether rows of indices hold one twice, and the definition's do not: then they are in no order of its own."""
+def _lost_along(found: Tensor, wanted: Tensor) -> list[int]:
+    """Return along which dimensions whole numbers hold one twice, and the definition's do not."""
+    if wanted.dtype is not torch.int64:
+        return []
+    return [one for one in range(wanted.dim()) if _holds_one_twice(found, one) and not _holds_one_twice(wanted, one)]
 
-    def holds_one_twice(rows: Tensor) -> bool:
-        ordered = rows.sort(-1).values
-        return bool((ordered[..., 1:] == ordered[..., :-1]).any())
 
-    is_index = wanted.dtype is torch.int64 and wanted.dim() > 1 and wanted.shape[-1] > 1
-    return is_index and not holds_one_twice(wanted) and holds_one_twice(found)
+def _holds_one_twice(rows: Tensor, along: int) -> bool:
+    """Whether a number stands twice in a row along a dimension."""
+    ordered = rows.movedim(along, -1).sort(-1).values
+    return bool((ordered[..., 1:] == ordered[..., :-1]).any())
 
 
 def _nudged(tensor: Tensor, generator: torch.Generator, roundings: float | None = None) -> Tensor:

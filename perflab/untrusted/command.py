@@ -94,7 +94,8 @@ def verify_command(parser: argparse.ArgumentParser) -> Run:
 
 def line_of(judged: Judged) -> str:
     """Return a judgement as a line of JSON in ASCII, which no terminal obeys and everybody splits alike."""
-    return json.dumps(json.loads(to_json(judged)), separators=(",", ":"))
+    plain = json.loads(to_json(judged))
+    return json.dumps({name: plain[name] for name in ("name", "finding")} | plain, separators=(",", ":"))
 
 
 def _listed(tally: Mapping[str, int]) -> str:

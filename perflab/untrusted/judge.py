@@ -34,7 +34,7 @@ from perflab.measure.machine.devices import matmul_flops_per_second, synchronize
 from perflab.measurement.callables import Comparison
 from perflab.units import format_ns
 from perflab.untrusted.errors import EndedError, RaisedError, RefusedError, UnfitError, refusing
-from perflab.untrusted.messages import Looked, Manner, Role
+from perflab.untrusted.messages import PLAINLY, Looked, Manner, Role
 from perflab.untrusted.race import Race, Side, finding_of, is_too_short, one_thread
 from perflab.untrusted.records import Finding, Judged, Ratio, Reason
 from perflab.untrusted.stranger import Holding, Source, Span, Stranger, nothing
@@ -43,6 +43,8 @@ _CHECKS = 2
 """Calls with inputs as they are drawn, for each shape, before the candidate is timed."""
 _BEYOND_PEAK = 4.0
 """The factor by which a rate may exceed the best that this machine has shown, which may have been busy then."""
+_ROUNDED = 1e-12
+"""A gradient in float64, of a random upstream one, that may be no more than rounding."""
 _COPYING_NS = 300_000_000
 """The nanoseconds for which copies are made, of which the fastest shows the rate of memory, until one acquits."""
 
@@ -265,20 +267,22 @@ class Judge:
     def look(self, candidate: Stranger, rivals: Sequence[Stranger] = ()) -> None:
         """Record what a call runs. Its process tells that, so it may be accused by it, and is not acquitted."""
         has_cuda = torch.device(self.holding.device).type == "cuda"
-        try:
-            sets = self.sets(1)
-            self.calls += 1
-            how = Manner(records=True)
-            span = candidate.span([list(sets[0].values())], how)
-            mine = self.looked = candidate.look()
-            refuse_work_outside(mine.device_ns, span.ns)
+        for how in (Manner(records=True), PLAINLY):  # one that has a profiler of its own cannot be recorded
+            try:
+                self.calls += 1
+                span = candidate.span([list(one.values()) for one in self.sets(1)], how)
+                self.looked = candidate.look()
+                refuse_work_outside(self.looked.device_ns, span.ns)
+                break
+            except (RaisedError, EndedError, UnfitError) as error:
+                if how is PLAINLY:
+                    self.note(f"what a call runs is not known: {str(error).splitlines()[0]}")
+        with contextlib.suppress(RaisedError, EndedError, UnfitError):
             for rival in rivals[:1]:
-                rival.span([list(sets[0].values())], how)
-                theirs = rival.look()
+                rival.span([list(one.values()) for one in self.sets(1)], Manner(records=True))
+                mine, theirs = self.looked, rival.look()
                 both = theirs.operators.keys() & mine.operators.keys() | theirs.kernels.keys() & mine.kernels.keys()
                 self.as_rival = sorted(both - _PLAIN_OPERATORS)
-        except (RaisedError, EndedError, UnfitError) as error:
-            self.note(f"what a call runs is not known: {str(error).splitlines()[0]}")
         if has_cuda and self.looked.device_ns is None:
             self.note("the profiler saw no work of the device, so its span is not compared with the clock outside")
 
@@ -288,6 +292,10 @@ class Judge:
 
 def _raced(one: Judge, case: Case, candidate: Stranger, processes: contextlib.ExitStack) -> list[Stranger]:
     """Time the candidate against each rival, and return those rivals whose processes run."""
+
+    def drawn() -> dict[str, Tensor]:
+        return {name: tensor.to(one.holding.device) for name, tensor in fresh(case.draws[0]).items()}
+
     control_of = nothing(one.holding.device, max(1, len(one.witness.outputs or ())))
     control = processes.enter_context(Stranger(Role.CONTROL, control_of, one.holding))
     rivals = []
@@ -303,8 +311,7 @@ def _raced(one: Judge, case: Case, candidate: Stranger, processes: contextlib.Ex
             if is_too_short(comparison):
                 one.note("calls were as short as what the questions cost, and have no time")
                 continue
-            inputs = {name: tensor.to(one.holding.device) for name, tensor in fresh(case.draws[0]).items()}
-            refuse_beyond_hardware(case.plain, inputs, comparison.candidate_ns, comparison.base_ns)
+            refuse_beyond_hardware(case.plain, drawn, comparison.candidate_ns, comparison.base_ns)
         except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
             one.note(f"{source.name} cannot be timed: {str(error).splitlines()[0]}")
     return rivals
@@ -323,20 +330,22 @@ def _ratio(rival: str, comparison: Comparison, threshold: float) -> Ratio:
     )
 
 
-def refuse_beyond_hardware(plain: Function, inputs: Mapping[str, Tensor], call_ns: float, rival_ns: float) -> None:
+def refuse_beyond_hardware(
+    plain: Function, draw: Callable[[], Mapping[str, Tensor]], call_ns: float, rival_ns: float
+) -> None:
     """Refuse a call that is faster than this machine can be.
 
     Args:
         plain: the function that the call has to compute.
-        inputs: inputs of such a call, by name, on its device.
+        draw: draws inputs of such a call, by name, on its device.
         call_ns: the time of a call in nanoseconds.
         rival_ns: the time of what is trusted: what that does, this hardware can do.
     """
     enough_ns = _BEYOND_PEAK * call_ns
-    if enough_ns >= rival_ns or not inputs:
+    if enough_ns >= rival_ns or not (inputs := draw()):
         return
     device = next(iter(inputs.values())).device
-    moving_ns = _moving_ns(least_bytes(plain, inputs), device, enough_ns)
+    moving_ns = _moving_ns(least_bytes(plain, inputs, draw()), device, enough_ns)
     for work, least_ns in (("product", product_ns(plain, inputs)), ("bytes", moving_ns)):
         if enough_ns < least_ns:
             text = f"a call takes {format_ns(call_ns)}, and its {work} {format_ns(least_ns)} at the best rate that "
@@ -360,27 +369,49 @@ def product_ns(plain: Function, inputs: Mapping[str, Tensor]) -> float:
     return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(*forms.pop())
 
 
-def least_bytes(plain: Function, inputs: Mapping[str, Tensor]) -> int:
+def least_bytes(plain: Function, inputs: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> int:
     """Return the number of bytes that any code of a function has to read and write.
 
-    Written are results other than zero, which memory fresh from the system has. Read are values of inputs whose
-    gradient is not zero; none where the function has no gradient.
+    Written are results that depend on the inputs, other than zero, which memory fresh from the system has. Read are
+    values of inputs whose gradient is not zero in float64; none where the function has no gradient.
+
+    Args:
+        plain: the function.
+        inputs: its inputs, by name.
+        others: another draw of them.
     """
-    used = _listed(plain(*(one.clone() for one in inputs.values())))
-    with contextlib.suppress(RuntimeError):  # a function without gradients
-        leaves = [one.clone().requires_grad_(one.is_floating_point()) for one in inputs.values()]
+    found, elsewhere = (_listed(plain(*(one.clone() for one in each.values()))) for each in (inputs, others))
+    alike = [_stored(one) for one in found], [_stored(one) for one in elsewhere]
+    size = sum(
+        int(((one != other) & (one != 0)).sum()) * result.element_size()
+        for one, other, result in zip(*alike, found, strict=False)
+        if one.shape == other.shape
+    )
+    with contextlib.suppress(Exception):  # a function without gradients, or not of float64
+        leaves = [one.double().requires_grad_() if one.is_floating_point() else one for one in inputs.values()]
         roots = [one for one in _listed(plain(*(one.clone() for one in leaves))) if one.requires_grad]
-        upstream = [torch.randn_like(one) for one in roots]
         wanted = [one for one in leaves if one.requires_grad]
-        used += [one for one in torch.autograd.grad(roots, wanted, upstream, allow_unused=True) if one is not None]
-    return sum(int(one.count_nonzero()) * one.element_size() for one in used)
+        upstream = [torch.randn_like(one) for one in roots]
+        gradients = iter(torch.autograd.grad(roots, wanted, upstream, allow_unused=True))
+        for one in inputs.values():
+            gradient = next(gradients) if one.is_floating_point() else None
+            if gradient is not None:
+                used = int((gradient.abs() > _ROUNDED).sum()) * one.element_size()
+                size += min(used, one.untyped_storage().nbytes())
+    return size
+
+
+def _stored(one: Tensor) -> Tensor:
+    """Return the elements of a result that have memory of their own, in a dtype that can be compared."""
+    one = one.detach()[tuple(slice(None) if stride else slice(0, 1) for stride in one.stride())]
+    return one.to(torch.complex128 if one.is_complex() else torch.float64)
 
 
 def _moving_ns(size: int, device: torch.device, enough_ns: float) -> float:
     """Return the time of a cached copy that moves so many bytes, in nanoseconds: the best, or one that is enough."""
     source = torch.ones(size // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    best_ns, began_ns = math.inf, clock.read_ns()
+    best_ns, began_ns = math.inf if size else 0.0, clock.read_ns()
     while best_ns > enough_ns and clock.read_ns() - began_ns < _COPYING_NS:
         for threads in (contextlib.nullcontext(), one_thread()):  # on a busy machine many wait for each other
             with threads:

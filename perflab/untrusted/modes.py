@@ -27,12 +27,16 @@ class InModes:
             keeps_casts: whether casts of weights are kept from call to call, as autocast does until it is left; each
                 call would cast them once more otherwise.
         """
-        self._call, self._keeps_casts = call, keeps_casts
+        self._call, self._keeps_casts = call, keeps_casts and torch.is_autocast_cache_enabled()
         self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._default_dtype = torch.get_default_dtype()
+        self._caches = torch.is_autocast_cache_enabled()
+        accelerator = (
+            torch.accelerator.current_accelerator()
+        )  # the work's device, though its arguments may be the CPU's
         self._autocast = {
             kind: torch.get_autocast_dtype(kind)
-            for kind in dict.fromkeys(["cpu", device_type])
+            for kind in dict.fromkeys(["cpu", device_type, *([] if accelerator is None else [accelerator.type])])
             if torch.is_autocast_enabled(kind)
         }
 
@@ -50,7 +54,7 @@ class InModes:
             stack.enter_context(torch.inference_mode(self._inference))
             stack.enter_context(torch.set_grad_enabled(self._grad))
             for kind, dtype in self._autocast.items():
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
+                stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=self._caches))
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(self._default_dtype)
             yield

@@ -201,6 +201,8 @@ def _laid(served: _Served, question: Lay) -> Ready:
     if question.shared_bytes:
         served.shared = _mapped(question.shared_bytes)
     how = served.how = question.how
+    served.recording.close()
+    served.recorded = None
     if how.drops and not how.backward:
         served.laid, served.arguments, served.kept, served.earlier = [], [], [], []
         _poison(served)
@@ -347,7 +349,7 @@ def noted_operators(call: Callable[[], object]) -> dict[str, int]:
 
 def _looked(served: _Served) -> Looked:
     served.recording.close()
-    seen = looked_at(served.recorded, served.device.type)
+    seen = Looked() if served.recorded is None else looked_at(served.recorded, served.device.type)
     served.recorded = None
     operators = noted_operators(lambda: [served.call(*one) for one in served.arguments])
     precision = torch.get_float32_matmul_precision()

@@ -413,6 +413,9 @@ def test_a_time_that_was_cut_short_is_not_compared_unless_it_was_measured_again(
         assert "not compared" in said
         assert "--perf-check=exact cut the measuring of its time short" in said
         assert gate(*runs, option="--fail=latency:5%")[0] == 2, "nothing was compared"
+    times = record(replicate(100 * MS), fresh=[])
+    alone = document(result(outcome=changed(times, measurement=measurement(cut_short=True))))
+    assert "exact cut the measuring" in gate(alone, alone)[1]
     again = [cut_short(100, [replicate(ms * MS, peak_bytes=GIB)] * 3) for ms in (100, 130)]
     status, said = gate(*again)
     assert status == 1

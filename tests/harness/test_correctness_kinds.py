@@ -158,6 +158,41 @@ def test_equal_numbers_of_a_sorted_row_may_be_in_any_order_and_each_is_found_onc
                 assert "out1 is wrong" in (definition.wrong({"x": x}, {"out": values, "out1": places}) or "")
 
 
+def test_an_index_is_lost_along_any_dimension_and_indices_of_several_rows_are_no_row() -> None:
+    x = normal(1)["x"].bfloat16()
+    for dim, given in ((0, x[0].contiguous()), (0, x)):
+
+        def ascending(x: Tensor, dim: int = dim) -> tuple[Tensor, ...]:
+            return tuple(x.sort(dim=dim, stable=True))
+
+        values, places = ascending(given)
+        rows, ordered = places.movedim(dim, -1).clone(), values.movedim(dim, -1)
+        rows[..., 1:] = torch.where(ordered[..., 1:] == ordered[..., :-1], rows[..., :-1], rows[..., 1:])
+        definition = Definition(ascending, ascending, {"x": given})
+        told = definition.wrong({"x": given}, {"out": values, "out1": rows.movedim(-1, dim)})
+        assert "out1 is wrong" in (told or "")
+
+    def best(x: Tensor) -> Tensor:
+        return x.argmax(-1)
+
+    both = normal(1)["x"][:2, :16].reshape(1, 2, 16)
+    both[0, 0, 3] = both[0, 0, 7] = both[0, 1, 7] = 5.0
+    definition = Definition(best, best, {"x": both})
+    assert definition.wrong({"x": both}, {"out": torch.tensor([[7, 7]])}) == ""  # one of each row
+
+
+def test_zeros_of_a_row_may_be_found_in_any_order() -> None:
+    x = normal(1)["x"][:8, :64].relu()
+
+    def largest(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.topk(40))
+
+    values, places = sorted_last_first(x)
+    found = {"out": values[:, :40].contiguous(), "out1": places[:, :40].contiguous()}
+    assert int((found["out1"] != largest(x)[1]).sum()) > 8
+    assert Definition(largest, largest, {"x": x}).wrong({"x": x}, found) == ""
+
+
 def test_an_index_that_a_constant_decides_is_no_matter_of_order() -> None:
     x = torch.rand(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     edges = torch.arange(0, 1, 0.0625)

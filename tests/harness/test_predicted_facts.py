@@ -16,6 +16,7 @@ from perflab.predicted.report.facts import (
     intensity,
     memory_facts,
     mostly_in,
+    rank_of,
     time_facts,
 )
 from perflab.results.predicted import Prediction
@@ -202,3 +203,8 @@ FACTS: dict[str, list[str]] = {
 @pytest.mark.parametrize("name", FACTS)
 def test_facts_are_told_in_few_words(name: str, snapshot: SnapshotAssertion) -> None:
     assert FACTS[name] == snapshot
+
+
+def test_a_prediction_of_before_does_not_say_which_rank_it_is_of() -> None:
+    assert rank_of(prediction(world_size=8, rank=3)) == "rank 3"
+    assert rank_of(prediction(world_size=8)) == "one rank"

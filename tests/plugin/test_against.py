@@ -576,6 +576,17 @@ def test_a_base_has_the_submodules_that_it_records_also_where_this_side_has_them
     assert not any(list((one / "worktrees").glob("*")) for one in (kept, kept / "modules" / "inner"))
 
 
+def test_a_base_loses_a_submodule_that_this_side_has_checked_out_no_more(repository: Project, tmp_path: Path) -> None:
+    with_submodules(repository, tmp_path)
+    for has_library in (True, False):
+        with other_side("HEAD", repository.pytester.path, [], print):
+            (place,) = (tmp_path / "cache").glob("perflab/trees/*/*/vendor/library")
+            assert (place / "library.py").exists() is has_library
+        git(repository, "submodule", "--quiet", "deinit", "--force", "vendor/library")
+    kept = repository.pytester.path / ".git" / "modules" / "vendor" / "library"
+    assert not any(list((one / "worktrees").glob("*")) for one in (kept, kept / "modules" / "inner"))
+
+
 def test_a_submodule_that_this_side_has_not_checked_out_is_left_out_and_a_missing_commit_names_the_remedy(
     repository: Project, tmp_path: Path
 ) -> None:

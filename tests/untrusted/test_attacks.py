@@ -520,7 +520,7 @@ def test_a_candidate_may_not_be_faster_than_its_product_at_the_best_rate(
         else contextlib.nullcontext()
     )
     with asked:
-        refuse_beyond_hardware(definition, normal(0), 1e3 * call_us, 1e3 * rival_us)
+        refuse_beyond_hardware(definition, lambda: normal(0), 1e3 * call_us, 1e3 * rival_us)
 
 
 @pytest.mark.parametrize(("device_ns", "is_suspicious"), [(None, False), (10_400_000, False), (11_000_000, True)])

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+
+from perflab.base.errors import ResultsError
+from perflab.measurement.callables import Comparison
+from perflab.results.records import Verdict
+from perflab.untrusted.in_pytest import _Twin, is_bent_time
 
 SUITE = """
 import os
@@ -426,6 +435,58 @@ def test_calls_elsewhere_are_made_in_the_modes_of_the_test(tmp_path: Path, pytho
         judgement = one["judgement"]
         is_time = judgement["reasons"] == ["the clocks disagree"]  # type: ignore[index]
         assert judgement["verdict"] == "new" or is_time, said  # type: ignore[index]  # a busy machine bends times
+
+
+class Stub:
+    """A process that calls a function here; what it has returned is its results."""
+
+    def __init__(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._call = call
+
+    def span(self, sets: list[list[torch.Tensor]], how: object = None) -> SimpleNamespace:
+        """Make the calls."""
+        return SimpleNamespace(outputs=[[self._call(*one)] for one in sets])
+
+    def narrow(self) -> list[str]:
+        """Give up nothing."""
+        return []
+
+    def result(self, told: torch.Tensor) -> torch.Tensor:
+        """Return the result itself."""
+        return told
+
+
+@pytest.mark.parametrize("further", [0, 1, 7])
+def test_a_process_that_has_turned_wrong_meanwhile_is_asked_for_its_first_call_again(further: int) -> None:
+    calls = itertools.count()
+    twin = _Twin(Stub(lambda x: x.softmax(-1) if next(calls) < 13 else torch.zeros_like(x)), EXAMPLE, False)  # type: ignore[arg-type]
+    for _ in range(further):  # of another process, which has turned before: both return zeros
+        assert twin.wrong(EXAMPLE, {"0": torch.zeros(16, 32)}, None, wholly=False) == ""
+    with pytest.raises(ResultsError, match="another result after further calls"):
+        twin.told(further)
+
+
+EXAMPLE = {"argument 0": torch.linspace(-2, 2, 512).reshape(16, 32)}
+
+
+@pytest.mark.parametrize("further", [8, 20, 100])
+def test_a_state_that_moves_by_less_than_a_step_of_16_bit_is_no_fault(further: int) -> None:
+    calls = itertools.count()
+    twin = _Twin(Stub(lambda x: (x.square().mean() * 0.999 ** next(calls)).bfloat16()), EXAMPLE, False)  # type: ignore[arg-type]
+    for _ in range(further):
+        next(calls)
+    assert twin.told(further) in ("results differ from call to call", f"agrees in {further} calls")
+
+
+def test_a_time_is_bent_where_every_row_and_the_turns_are_far_longer() -> None:
+    def bent(fastest_ms: float, here_ms: float = 1.0, verdict: Verdict = Verdict.REGRESSED) -> bool:
+        found = Comparison(verdict, 5.0, 4.0, 6.0, base_ns=1e6 * here_ms, candidate_ns=5e6, pairs=9, threshold=2.0)
+        return is_bent_time(found, 1e6 * fastest_ms, 1e6)
+
+    assert bent(4.0)
+    assert not bent(3.1), "a row that is hardly longer"
+    assert not bent(4.0, here_ms=2.0), "calls here take as long now"
+    assert not bent(4.0, verdict=Verdict.INCONCLUSIVE)
 
 
 def test_casts_of_weights_are_kept_from_call_to_call_as_in_the_test(python: str) -> None:

@@ -461,26 +461,39 @@ def test_a_judgement_tells_what_ran() -> None:
 
 
 def test_nothing_is_faster_than_its_bytes() -> None:
-    inputs = {"x": torch.ones(1024, 1024)}
+    def draw() -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(1024, 1024)}
+
     with pytest.raises(RefusedError, match="its bytes") as caught:
-        refuse_beyond_hardware(lambda x: 2 * x, inputs, 10.0, 1e9)
+        refuse_beyond_hardware(lambda x: 2 * x, draw, 10.0, 1e9)
     assert (caught.value.finding, caught.value.reason) == (Finding.SUSPICIOUS, Reason.FLOOR)
-    refuse_beyond_hardware(lambda x: 2 * x, inputs, 10.0, 30.0)  # as fast as what is trusted
-    refuse_beyond_hardware(lambda x: x[:1] * 2, inputs, 1e8, 1e9)
+    refuse_beyond_hardware(lambda x: 2 * x, draw, 10.0, 30.0)  # as fast as what is trusted
+    refuse_beyond_hardware(lambda x: x[:1] * 2, draw, 1e8, 1e9)
+    refuse_beyond_hardware(lambda x: x.softmax(-1).sum(-1).round(), draw, 10.0, 1e9)  # ones, whatever x is
 
 
 @pytest.mark.parametrize(
-    ("plain", "elements"),
+    ("plain", "size"),
     [
-        (lambda x: 2 * x, 64 + 64),
-        (lambda x: x[:2] * 3, 16 + 16),
-        (lambda x: x.mul_(2), 64 + 64),
+        (lambda x: 2 * x, 4 * (64 + 64)),
+        (lambda x: x[:2] * 3, 4 * (16 + 16)),
+        (lambda x: x.mul_(2), 4 * (64 + 64)),
         (torch.zeros_like, 0),
-        (torch.sum, 64 + 1),
-        (lambda x: x * 0 + 1, 64),
-        (lambda x: torch.from_numpy(2 * x.numpy()), 64),  # it has no gradient
-        (lambda x: (x.amax(1), x.argmax(1) + 1), 64 + 8 + 2 * 8),  # all equal: each has a share
+        (torch.sum, 4 * (64 + 1)),
+        (lambda x: x * 0 + 1, 0),
+        (lambda x: torch.from_numpy(2 * x.numpy()), 4 * 64),  # it has no gradient
+        (lambda x: (2 * x, torch.ones(8, 8).tril()), 4 * (64 + 64)),  # a table may be kept
+        (lambda x: x.mean().expand(8, 8), 4 * (64 + 1)),
+        (lambda x: x.to(torch.float8_e4m3fn), 64),  # nor has this
+        (lambda x: x.double().softmax(-1).sum(-1).round(), 0),  # gradients that are rounding
+        (lambda x: [][0] if x.requires_grad else 2 * x, 4 * 64),
     ],
 )
-def test_bytes_that_any_code_moves(plain: Callable[[torch.Tensor], torch.Tensor], elements: int) -> None:
-    assert least_bytes(plain, {"x": torch.ones(8, 8)}) == 4 * elements
+def test_bytes_that_any_code_moves(plain: Callable[[torch.Tensor], torch.Tensor], size: int) -> None:
+    inputs = {"x": torch.arange(1.0, 65).reshape(8, 8) / 16}
+    assert least_bytes(plain, inputs, {"x": inputs["x"] * 1.5}) == size
+
+
+def test_inputs_count_by_their_memory() -> None:
+    few = {"x": torch.arange(1.0, 9).expand(8, 8)}
+    assert least_bytes(lambda x: 2 * x, few, {"x": few["x"] * 2}) == 4 * (64 + 8)

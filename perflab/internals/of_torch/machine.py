@@ -58,13 +58,17 @@ def host_events(results: Any) -> list[Any]:
 
     ``profile.events()`` is public, but first builds a tree of all events, which takes longer than the profiled code.
     """
-    return [event for event in results.events() if is_of_host(event)]
+    cpu = _cpu()
+    return [event for event in results.events() if event.device_type() == cpu]
 
 
 def is_of_host(event: Any) -> bool:
     """Whether a raw event of the profiler's is of the host: a call there, or a block of its memory."""
-    cpu = lookup(TORCH, "torch.autograd:DeviceType.CPU", "read what the profiler saw")
-    return bool(event.device_type() == cpu)
+    return bool(event.device_type() == _cpu())
+
+
+def _cpu() -> Any:
+    return lookup(TORCH, "torch.autograd:DeviceType.CPU", "read what the profiler saw")
 
 
 def activity_of(event: Any) -> str:
