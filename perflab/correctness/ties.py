@@ -38,7 +38,7 @@ _FEWEST_NUDGES = 8
 _MOST_NUDGES = 1024
 """Nudges in which equal numbers may meet their places, at most."""
 _TINY = 1e-40
-"""What zeros are nudged by, at most."""
+"""The largest nudge of a zero."""
 
 
 def beside_ties(

@@ -94,7 +94,7 @@ GONE: list[tuple[str, str, Callable[[], object]]] = [
     ("torch.cuda.memory", "_record_memory_history", lambda: machine.record_cuda_memory(1, torch.device("cpu"))),
     ("torch.cuda.memory", "_dump_snapshot", lambda: machine.dump_cuda_memory("nowhere")),
     ("torch.cuda.memory", "_set_memory_metadata", lambda: machine.mark_cuda_memory("forward")),
-    ("torch.autograd", "DeviceType", lambda: machine.is_of_host(None)),
+    ("torch.autograd", "DeviceType", machine.device_type_of_host),
     ("torch._C", "_valgrind_toggle", machine.toggle_callgrind),
     ("torch._subclasses.fake_tensor", "FakeTensor", lambda: torch_internals.FakeTensor),
     ("torch._ops", "OpOverload", lambda: torch_internals.OpOverload),

@@ -58,16 +58,17 @@ def host_events(results: Any) -> list[Any]:
 
     ``profile.events()`` is public, but first builds a tree of all events, which takes longer than the profiled code.
     """
-    cpu = _cpu()
+    cpu = device_type_of_host()
     return [event for event in results.events() if event.device_type() == cpu]
 
 
 def is_of_host(event: Any) -> bool:
     """Whether a raw event of the profiler's is of the host: a call there, or a block of its memory."""
-    return bool(event.device_type() == _cpu())
+    return bool(event.device_type() == device_type_of_host())
 
 
-def _cpu() -> Any:
+def device_type_of_host() -> Any:
+    """Return what an event of the profiler's says of itself if it is of the host."""
     return lookup(TORCH, "torch.autograd:DeviceType.CPU", "read what the profiler saw")
 
 
