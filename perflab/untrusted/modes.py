@@ -31,13 +31,11 @@ class InModes:
         self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._default_dtype = torch.get_default_dtype()
         self._caches = torch.is_autocast_cache_enabled()
-        accelerator = (
-            torch.accelerator.current_accelerator()
-        )  # the work's device, though its arguments may be the CPU's
+        accelerator = torch.accelerator.current_accelerator()
+        # Work on an accelerator may have no argument there.
+        kinds = {"cpu", device_type, "cpu" if accelerator is None else accelerator.type}
         self._autocast = {
-            kind: torch.get_autocast_dtype(kind)
-            for kind in dict.fromkeys(["cpu", device_type, *([] if accelerator is None else [accelerator.type])])
-            if torch.is_autocast_enabled(kind)
+            kind: torch.get_autocast_dtype(kind) for kind in sorted(kinds) if torch.is_autocast_enabled(kind)
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
