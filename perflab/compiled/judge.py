@@ -30,7 +30,7 @@ KINDS = ("mfma", "mma", "wgmma", "tcgen05")
 """The kinds of matrix instructions, the weakest of a vendor first."""
 _PLACEHOLDERS = "nothing"
 _LONGER = 1.01
-"""The ratio of least cycles for as many products by which another unrolling, or another tile, is worse."""
+"""The ratio of least cycles for as many products, or bytes, by which another unrolling, or another tile, is worse."""
 _GATED = ("spill_store_bytes", "spill_load_bytes", "warps_per_sm")
 _SHOWN = (
     "registers",
@@ -173,7 +173,8 @@ def _unknown(here: KernelResources, before: KernelResources) -> str | None:
         f"{len(loops)} with {main.total:,} instructions in the main one"
         for loops, main in zip((here.loops, before.loops), other, strict=True)
     )
-    return f"its loops do other work, {now} instead of {was}: look at them with --loops, and save them"
+    remedy = "look at them (perflab kernels --loops), and save them if they are meant"
+    return f"its loops do other work, {now} instead of {was}: {remedy}"
 
 
 def _loops_compared(here: KernelResources, before: KernelResources) -> list[tuple[int, LoopCounts, LoopCounts]]:

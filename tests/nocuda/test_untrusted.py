@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 
+from perflab.profiles.recording import recording
 from perflab.untrusted.command import held
 from perflab.untrusted.judge import Case, Terms, judge
 from perflab.untrusted.messages import Entry, Role
 from perflab.untrusted.records import Reason
 from perflab.untrusted.stranger import Source, Stranger
+from perflab.untrusted.worker import looked_at
 
 from .active import needs_nocuda
 
@@ -69,7 +71,28 @@ def test_results_of_a_device_are_judged_on_the_host() -> None:
             )
             found = judge(Source(name, Entry(name=f"candidate:{name}", source=source)), case, holding)
             assert found.reason == wanted
-            assert any("saw no work of the device" in one for one in found.notes) == (name == "same")  # no CUPTI here
+            assert any("saw no work of the device" in one for one in found.notes) == (
+                name == "same"
+            )  # not in a confined process
+
+
+def test_a_profile_of_a_device_tells_kernels_streams_graphs_and_blocks() -> None:
+    x = torch.ones(64, 64, device="cuda")
+    x.exp().sum(-1)
+    torch.cuda.synchronize()
+    with recording("cuda", memory=True) as recorded:
+        x.exp().sum(-1)
+    seen = looked_at(recorded, "cuda")
+    # nocuda has one number for all streams; several are told apart in tests/untrusted/test_verify.py.
+    assert (sum(seen.kernels.values()), seen.streams, seen.graphs, seen.allocations) == (2, 1, 0, 2)
+    assert any("exp_kernel" in name for name in seen.kernels)
+    assert seen.device_ns is not None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x * 2
+    with recording("cuda", memory=True) as recorded:
+        graph.replay()
+    assert looked_at(recorded, "cuda").graphs == 1
 
 
 SUITE = """
