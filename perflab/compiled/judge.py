@@ -143,9 +143,9 @@ def _worse(here: KernelResources, before: KernelResources) -> tuple[list[str], l
     loops = [pair for pair in _loops_compared(here, before) if _loop_worse(*pair[1:], spills=spills)]
     if loops:
         found["loops"] = "; ".join(_loop_reason(*pair) for pair in loops)
-    elif (other := _other_main_loops(here, before)) and (_times_longer(*other) or 0.0) > _LONGER:
-        longer = f"its main loop takes at least ×{_times_longer(*other):.2f} the cycles"
-        found["loops"] = f"{longer} for as many {'products' if other[0].flops else 'bytes'} ({other[0].limit})"
+    elif (other := _other_main_loops(here, before)) and (longer := _times_longer(*other) or 0.0) > _LONGER:
+        what = "products" if other[0].flops else "bytes"
+        found["loops"] = f"its main loop takes at least ×{longer:.2f} the cycles for as many {what} ({other[0].limit})"
     return list(found), list(found.values())
 
 

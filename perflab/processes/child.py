@@ -27,7 +27,7 @@ from perflab.processes.lifeline import with_lifeline
 _CLEANING_S = 5.0
 """Seconds that a child may take to remove its files when this process is interrupted."""
 _LONGEST_S = 2_000_000.0
-"""The longest wait in seconds: the system's clock of milliseconds has 32 bits."""
+"""The longest wait in seconds: poll(2) takes milliseconds in 32 bits."""
 _MOST_OUTPUT = 1 << 26
 """Bytes of a child's output that are read, at most: the last ones."""
 _RUN_VARIABLE = "PERFLAB_RUN"

@@ -274,7 +274,7 @@ class Prediction(Costed, frozen=True):
     world_size: int = 1
     """The number of ranks of the case's group; the numbers are those of one rank."""
     rank: int | None = None
-    """The rank whose numbers these are; None in files of before, which did not say it."""
+    """The rank whose numbers these are; None in older files, which do not say it."""
     collectives: dict[str, Amount] = {}
     """The counts of the call's collectives in that rank (``measure.counts.collectives``); empty without a group."""
     exchanged: list[Exchanged] = []

@@ -436,9 +436,14 @@ def _is_longer(found: Comparison, call_ns: float) -> bool:
 
 
 def is_bent_time(found: Comparison, fastest_ns: float, call_ns: float) -> bool:
-    """Whether a time was bent: ``call_ns`` as measured, and turns with a process of its own and its fastest row there.
+    """Whether a measured time leaves out work that a process of the candidate's own shows.
 
-    Work that a call leaves out here takes its time in every row there; what a busy machine delays, not in all.
+    Such work takes its time in every row of calls there; a busy machine delays some of them.
+
+    Args:
+        found: turns of that process with calls in this session.
+        fastest_ns: the time of a call in that process's fastest row, in nanoseconds.
+        call_ns: the time of a call as it was measured, in nanoseconds.
     """
     is_every_row = fastest_ns > _SLOWER * call_ns + _RESOLVED_NS
     return is_every_row and _is_longer(found, call_ns) and found.verdict is Verdict.REGRESSED

@@ -45,7 +45,7 @@ class Stale:
     def report(self, environments: Iterable[Environment], compared: Container[str | None]) -> list[str]:
         """Return lines that name the stale cases in the baseline files of these environments.
 
-        Apart are those that moved cases were ``compared`` with or would be compared with.
+        Those that moved cases were ``compared`` with, or would be, stand in lines of their own.
         """
         lines, missing = [], {}
         self.cases.clear()
@@ -66,7 +66,7 @@ class Stale:
     def prune(self, environments: Iterable[Environment], exitstatus: int, compared: Container[str | None]) -> list[str]:
         """Remove stale cases; return lines that name the removed and the kept cases.
 
-        Kept are those that moved cases were ``compared`` with or would be compared with.
+        Those that moved cases were ``compared`` with, or would be, are kept.
 
         Raises:
             PerflabError: a baseline file cannot be read or written, or there is no device to have baselines of.
