@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perflab.base.reachable import reachable
+from perflab.attribution.reachable import reachable
 from perflab.devices.kinds import block_bytes_on
 from perflab.internals.of_torch.tracing import is_fake, parts_of
 from perflab.results.peak import INPUTS, PeakPart

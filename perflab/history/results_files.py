@@ -13,9 +13,9 @@ from statistics import median
 
 import msgspec
 
+from perflab.attribution.reachable import collector_off
 from perflab.base.errors import DocumentError, UsageError
 from perflab.base.files import read_regular
-from perflab.base.reachable import collector_off
 from perflab.history.contents import LeftOutRow
 from perflab.history.git_objects import files_on, objects_of
 from perflab.history.series import History, Run

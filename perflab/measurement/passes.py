@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perflab.attribution.held import held_storages
+from perflab.attribution.reachable import collector_off
 from perflab.base.data import changed
 from perflab.base.errors import PerflabError
-from perflab.base.reachable import collector_off
 from perflab.devices.kinds import backend_of
 from perflab.internals.lookup import switched_off
 from perflab.measure.clocks.device_clock import launch_ns

@@ -47,6 +47,8 @@ class _Now(Narrow):
     allocated_bytes: Amount = 0
     reserved_bytes: Amount = 0
     dry_run: _DryRun | None = None
+    world_size: Amount = 1
+    rank: Amount | None = None
 
 
 class _Predicted(Narrow):
@@ -61,6 +63,8 @@ class _Stored(Narrow):
     saved_bytes: int = 0
     real: dict[str, int] = {}
     reason: str | None = None
+    world_size: int = 1
+    rank: int = 0
 
 
 _SIZES = ("peak", "saved", "bytes", "asked", "allocated", "reserved", "to_device", "to_host")
@@ -86,7 +90,7 @@ def numbers_of(result: WrittenResult) -> Numbers | None:
         "launches": now.launches,
     }
     readings = exact_readings(sizes, {name: count for name, count in counts.items() if count})
-    place = f"{now.gpu}-dry-run" if now.dry_run is not None else now.gpu
+    place = _played(f"{now.gpu}-dry-run" if now.dry_run is not None else now.gpu, now.rank, now.world_size)
     return Numbers(readings, places_of(None, prediction_text(place, now.torch)), now.gpu)
 
 
@@ -105,4 +109,10 @@ def levels_of(file: WrittenBaselines) -> Iterator[Level]:
         }
         sizes = {quantity: value for quantity, value in found.items() if quantity in _SIZES}
         readings = exact_readings(sizes, {name: value for name, value in found.items() if name not in sizes})
-        yield Level(name, gpu, places_of(None, prediction_text(gpu, one.torch)), one.recorded, one.reason, readings)
+        places = places_of(None, prediction_text(_played(gpu, one.rank, one.world_size), one.torch))
+        yield Level(name, gpu, places, one.recorded, one.reason, readings)
+
+
+def _played(place: str, rank: int | None, world_size: int) -> str:
+    """Return the place of a prediction, with the rank whose numbers it has if there are several."""
+    return f"{place}, rank {rank or 0} of {world_size}" if world_size > 1 else place

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from perflab.base.reachable import reachable
+from perflab.attribution.reachable import reachable
 from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.compiler import is_compiled
 from perflab.internals.of_torch.dispatch import without_torch_function

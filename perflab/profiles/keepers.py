@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perflab.attribution.held import storages_of
-from perflab.base.reachable import collector_off
+from perflab.attribution.reachable import collector_off
 from perflab.base.user_lines import line_of, shown_file
 from perflab.measure.machine.devices import synchronize
 from perflab.results.peak import Keeper

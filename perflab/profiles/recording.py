@@ -13,10 +13,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from perflab.attribution.places import Places, module_names
+from perflab.attribution.reachable import reachable
 from perflab.base.errors import UsageError
 from perflab.base.gpu_names import kernel_name
 from perflab.base.grouping import groups_of
-from perflab.base.reachable import reachable
 from perflab.internals.of_torch.machine import a_profiler_runs, activity_of, host_events, kineto_results
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.attribution.places import Places, module_names
+from perflab.attribution.reachable import collector_off, reachable
 from perflab.base.data import changed
 from perflab.base.errors import UsageError
 from perflab.base.files import write_whole
-from perflab.base.reachable import collector_off, reachable
 from perflab.measure.clocks import clock
 from perflab.profiles.divided import FREE, Kernel, Known
 from perflab.profiles.events import NODE, PHASE, Call, operators

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from perflab.attribution.held import held_by_address, held_bytes, held_storages
 from perflab.attribution.places import Places, module_names
+from perflab.attribution.reachable import collector_off, reachable
 from perflab.base.data import changed
-from perflab.base.reachable import collector_off, reachable
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import BlockEvent, block_events, kineto_results

@@ -334,8 +334,10 @@ class PredictedBaseline(Costed, frozen=True):
     kernels: dict[str, Amount] = {}
     """The dry run's launches by kernel."""
     world_size: int = 1
+    rank: Amount = 0
+    """The rank whose numbers these are."""
     collectives: dict[str, Amount] = {}
-    """The counts of the call's collectives in one rank; empty without a group."""
+    """The counts of the call's collectives in that rank; empty without a group."""
     commit: str | None = None
     reason: str | None = None
     """The reason given for saving the baseline, if one was given."""

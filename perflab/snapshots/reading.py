@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from perflab.attribution.reachable import collector_off
 from perflab.base.errors import SnapshotError
 from perflab.base.files import open_regular
-from perflab.base.reachable import collector_off
 from perflab.snapshots.analysis import levels
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.pytorch import read_pickle

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from perflab.attribution.held import held_bytes
-from perflab.base.reachable import reachable
+from perflab.attribution.reachable import reachable
 from perflab.lab.attention import attention
 from perflab.lab.train.skipping import Watch, WatchOnDevice, WatchOnHost
 from perflab.measure.calls.workload import Workload

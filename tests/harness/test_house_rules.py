@@ -56,7 +56,6 @@ _IMPORTED = Room(torch=When.IMPORTED)
 
 ROOMS = {
     "base": Room(packages="msgspec"),
-    "base.reachable": _CALLED,
     "units": Room(),
     "internals": _CALLED,
     "processes": Room(packages="msgspec"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from perflab.attribution.places import Places, module_names
-from perflab.base.reachable import collector_off, reachable
+from perflab.attribution.reachable import collector_off, reachable
 from perflab.measure.calls.workload import Step
 from perflab.profiles.events import entered
 from perflab.profiles.reading import Reading, known_of

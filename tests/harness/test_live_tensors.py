@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from perflab.attribution.held import held_by_address, held_bytes
 from perflab.measure.calls.workload import Workload
@@ -225,6 +226,13 @@ def test_a_global_of_the_name_of_an_attribute_is_not_held() -> None:
         return model.WEIGHT
 
     assert held(work) == 1
+
+
+def test_batches_that_a_loader_received_out_of_turn_are_not_held() -> None:
+    loader = DataLoader(TensorDataset(kib(3)), batch_size=KIB, num_workers=1)
+    batches: Any = iter(loader)
+    batches._task_info[7] = (0, kib(64))
+    assert held(batches) == held(loader) == 3
 
 
 def test_pytests_own_objects_are_not_followed(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> None:

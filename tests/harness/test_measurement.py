@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.clocks.set_up import SetUpWorkload
 from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.memory.alike import Watched
 from perflab.measure.stopping import Plan
@@ -159,6 +161,23 @@ def test_calls_that_differ_are_told_by_what_makes_them_differ_and_count_nothing(
     assert found.counts == {}
     assert (found.memory.shown_bytes is None) == ("memory" in found.memory.least) == (kind != "turns")
     assert found.memory.least.keys() >= {"operators", "allocations"}
+
+
+@pytest.mark.parametrize(("workers", "told"), [(0, []), (1, []), (2, ["batches of 2 workers arrive in any order"])])
+def test_calls_that_draw_batches_of_several_workers_are_never_alike(
+    virtual_clock: VirtualClock, workers: int, told: list[str]
+) -> None:
+    batches = iter(DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=1, num_workers=workers))
+    memory = in_turns_with(virtual_clock, lambda: next(batches)[0].sum()).memory
+    assert [said for said in memory.calls_differ if "workers" in said] == told
+    assert (memory.shown_bytes is None) == bool(told)
+
+
+def test_batches_that_a_set_up_draws_leave_calls_alike(virtual_clock: VirtualClock) -> None:
+    batches = iter(DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=1, num_workers=2))
+    work = SetUpWorkload(lambda x: x.sum(), (), {}, lambda: tuple(next(batches)), CPU)
+    memory = in_turns_with(virtual_clock, work).memory
+    assert (memory.calls_differ, memory.held_bytes) == ([], 16)
 
 
 def in_turns_with(virtual_clock: VirtualClock, work: Callable[[], object] | Workload) -> Measurement:

@@ -52,6 +52,16 @@ def test_operators_in_another_order_on_other_lines_or_in_two_rows_are_the_same()
         assert baseline_of(same, recorded="") == baseline_of(USUAL, recorded=""), "not even the file changes"
 
 
+def test_two_ranks_are_not_compared_and_rank_0_needs_no_number() -> None:
+    of_rank = {rank: prediction(world_size=8, rank=rank) for rank in (None, 0, 7)}
+    assert judged(of_rank[0], of_rank[None]).verdict is Verdict.OK
+    judgement = judged(of_rank[7], of_rank[0])
+    assert (judgement.verdict, judgement.reasons) == (
+        Verdict.INCOMPARABLE,
+        ["baseline of rank 0 of 8, and this is rank 7 of 8"],
+    )
+
+
 @pytest.mark.parametrize("size_bytes", [1, 512])
 def test_there_is_no_slack_unless_memory_is_given_some(size_bytes: int) -> None:
     kept = with_more(part("buffers", "rope", "", size_bytes), saved("rope", [1], size_bytes, 1))

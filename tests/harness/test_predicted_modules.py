@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from perflab.attribution.held import held_by_address, held_tensors
 from perflab.attribution.places import module_names
-from perflab.base.reachable import reachable
+from perflab.attribution.reachable import reachable
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.trace.modules import Holding, ModuleBook, book_of, holdings

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from perflab.attribution.held import held_bytes
-from perflab.base.reachable import in_hands_of
+from perflab.attribution.reachable import in_hands_of
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.memory.histories import record_call, record_memory
 from perflab.measure.memory.peak import measure_memory

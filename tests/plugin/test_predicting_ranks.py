@@ -101,14 +101,14 @@ def test_a_rank_has_its_share_and_what_it_communicates_is_gated(project: Ranks) 
     assert "all_reduce of 4.00 MiB, 2 times" in " ".join(said.split())
 
 
-def test_a_baseline_of_another_world_is_not_compared(project: Ranks) -> None:
+def test_a_baseline_of_another_world_or_rank_is_not_compared(project: Ranks) -> None:
     project.predict("--perf-update", "-k", "exchange", passed=1)
     assert project.predict("-k", "exchange", passed=1)[1]["test_exchange"]["judgement"]["verdict"] == "ok"
     said, found = project.predict("-k", "exchange", "--perf-world=64", "--perf-ranks=3", passed=1)
     assert "rank 3 of 64" in said
     judgement = found["test_exchange"]["judgement"]
     assert judgement["verdict"] == "incomparable"
-    assert judgement["reasons"] == ["baseline of a rank of 8, and this is one of 64"]
+    assert judgement["reasons"] == ["baseline of rank 0 of 8, and this is rank 3 of 64"]
 
 
 def test_a_rank_that_is_not_there_is_refused_and_another_world_that_cannot_be_built_is_a_note(project: Ranks) -> None:

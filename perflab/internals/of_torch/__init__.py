@@ -9,6 +9,7 @@ alone is left out instead, and its docstring says so.
 - ``dispatch``: operators, kernels registered for a while, modes
 - ``tracing``: where autograd is, storages, modules, how fake tensors are made
 - ``patched``: attributes that a prediction replaces
+- ``loaders``: the iterators of ``DataLoader`` with workers
 - ``compiler``: what ``torch.compile`` did
 - ``machine``: allocators, the profiler, valgrind, the processor
 

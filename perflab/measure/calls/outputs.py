@@ -17,8 +17,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perflab.attribution.reachable import reachable
 from perflab.base.errors import ResultsError
-from perflab.base.reachable import reachable
 from perflab.internals.of_torch.tracing import parts_of
 from perflab.measure.calls.flat import is_dense
 from perflab.measure.calls.workload import Workload, Wrapped

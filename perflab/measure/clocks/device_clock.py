@@ -20,8 +20,8 @@ from itertools import repeat
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from perflab.attribution.reachable import collector_off
 from perflab.base.errors import ClockError
-from perflab.base.reachable import collector_off
 from perflab.devices.backend import Backend, Quantity
 from perflab.devices.kinds import backend_of
 from perflab.measure.clocks import clock

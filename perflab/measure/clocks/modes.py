@@ -18,8 +18,8 @@ from itertools import repeat
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from perflab.attribution.reachable import collector_off
 from perflab.base.errors import CaptureError
-from perflab.base.reachable import collector_off
 from perflab.devices.kinds import backend_of
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock

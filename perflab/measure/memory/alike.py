@@ -3,7 +3,8 @@
 The first call's result is compared with the last one's. So is what the callable holds and names before its first call,
 after that call, after warm-up, and around the last call. Whatever the first call sets up, or settles during warm-up,
 is no difference: a container that the first call empties is used up only if later calls return something else, or do
-nothing that is counted.
+nothing that is counted. Calls that draw batches from several workers of a ``DataLoader`` always count as different:
+which batches arrive in a call is up to the scheduler, and two calls that are alike by chance would become a baseline.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from perflab.attribution.held import held_bytes
 from perflab.base.data import changed
 from perflab.internals.lookup import switched_off
+from perflab.internals.of_torch.loaders import workers_noted
 from perflab.internals.of_torch.tracing import version_of
 from perflab.measure.calls.workload import Workload, Wrapped
 from perflab.results.measurement import Memory
@@ -46,10 +48,13 @@ class Watched(Wrapped):
         self._first: str | None = None
         self._after_first: dict[str, object] | None = None
         self._held_bytes: list[int] = []
+        self._workers: set[int] = set()
 
     def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
         """Do the work once and return its result; note the form of the first result, and what the roots hold then."""
-        result = self.inner.run(after_phase)
+        with workers_noted() as workers:
+            result = self.inner.run(after_phase)
+        self._workers |= workers
         if self._first is None:
             self._first, self._after_first = _form(result), _left(self.roots)
         return result
@@ -86,6 +91,7 @@ class Watched(Wrapped):
         least, most = min(self._held_bytes), max(self._held_bytes)
         if least != most:
             said.append(f"held memory differs ({format_bytes(least)} to {format_bytes(most)})")
+        said += [f"batches of {count} workers arrive in any order" for count in sorted(self._workers) if count > 1]
         if self._first != last:
             said.append(f"the first call returned {self._first}, and the last {last}")
             used_up |= last == "None" or last.endswith(" of 0")

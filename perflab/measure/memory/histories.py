@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from perflab.attribution.held import held_by_address, held_storages
 from perflab.attribution.places import hooked, module_names
+from perflab.attribution.reachable import collector_off, reachable
 from perflab.base.event_lines import as_lines
 from perflab.base.files import write_whole
-from perflab.base.reachable import collector_off, reachable
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch import machine

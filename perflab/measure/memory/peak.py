@@ -12,8 +12,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perflab.attribution.reachable import collector_off, reachable
 from perflab.base.errors import UnansweredError
-from perflab.base.reachable import collector_off, reachable
 from perflab.devices.backend import Quantity
 from perflab.devices.cpu import resident_bytes
 from perflab.devices.kinds import backend_of

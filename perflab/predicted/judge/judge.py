@@ -42,8 +42,9 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
     if now.torch != baseline.torch:
         said = f"baseline from another PyTorch: torch {baseline.torch} then, {now.torch} now"
         return Judgement(verdict=Verdict.INCOMPARABLE, reasons=[said])
-    if now.world_size != baseline.world_size:
-        said = f"baseline of a rank of {baseline.world_size}, and this is one of {now.world_size}"
+    then, played = (baseline.rank, baseline.world_size), (now.rank or 0, now.world_size)
+    if then != played:
+        said = f"baseline of rank {then[0]} of {then[1]}, and this is rank {played[0]} of {played[1]}"
         return Judgement(verdict=Verdict.INCOMPARABLE, reasons=[said])
     totals = _totals(now, baseline)
     counted = {*_COUNTED, *now.collectives, *baseline.collectives}
@@ -114,6 +115,7 @@ def baseline_of(
         real=prediction.real,
         kernels=dict(sorted(prediction.dry_run.kernels.items())) if prediction.dry_run is not None else {},
         world_size=prediction.world_size,
+        rank=prediction.rank or 0,
         collectives=dict(sorted(prediction.collectives.items())),
         commit=commit,
         reason=reason,

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from perflab.attribution.reachable import reachable
 from perflab.base.errors import PerflabError, PredictionError
-from perflab.base.reachable import reachable
 from perflab.internals.lookup import switched_off
 from perflab.measure.machine.devices import as_out_of_memory
 from perflab.predicted.dry_run.plugins import VALUES, ValuesRead

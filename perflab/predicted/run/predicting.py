@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from perflab.attribution.reachable import collector_off, reachable
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError, InternalsError, UsageError
-from perflab.base.reachable import collector_off, reachable
 from perflab.measure.counts.collectives import WAITS
 from perflab.measure.machine.devices import current_device
 from perflab.predicted.gpus import Gpu, roofline_ns

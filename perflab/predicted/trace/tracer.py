@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from perflab.attribution.places import hooked
-from perflab.base.reachable import collector_off
+from perflab.attribution.reachable import collector_off
 from perflab.base.user_lines import line_of
 from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.dispatch import backward_code, is_composite, without_torch_function

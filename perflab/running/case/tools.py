@@ -111,7 +111,7 @@ def snapshots_of(
     request: pytest.FixtureRequest, device: torch.device
 ) -> Callable[..., contextlib.AbstractContextManager[MemorySnapshot]]:
     """Return the value of the ``memory_snapshot`` fixture."""
-    from perflab.base.reachable import in_hands_of
+    from perflab.attribution.reachable import in_hands_of
     from perflab.measure.memory.histories import record_memory
     from perflab.running.config.folder import file_name_for, own_place
 

@@ -1,7 +1,4 @@
-"""The objects that a callable reaches through its arguments and closures, and blocks in which the collector frees none.
-
-Imports no other module of perflab.
-"""
+"""The objects that a callable reaches by its arguments and closures, and blocks in which the collector frees none."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from perflab.internals.of_torch.loaders import batches_out_of_turn
+
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, types.ModuleType)
 _NOT_THE_CASE = ("_pytest", "pytest", "pluggy", "perflab.plugin")
 """Packages of the test run itself, which are not followed: through them the whole session is reachable."""
@@ -23,7 +22,8 @@ def reachable(roots: tuple[Any, ...]) -> Iterator[Any]:
 
     The search follows containers, attributes of objects, gradients, partial arguments, bound instances, closures,
     defaults, and the globals that a function names. It does not follow modules and classes, so that a case is not
-    charged for objects that only happen to be alive in the process.
+    charged for objects that only happen to be alive in the process; nor what a ``DataLoader`` has received out of turn
+    from its workers, which depends on how these were scheduled.
     """
     import torch
 
@@ -34,7 +34,7 @@ def reachable(roots: tuple[Any, ...]) -> Iterator[Any]:
         value = pending.pop()
         if isinstance(value, _LEAVES) or id(value) in seen:
             continue
-        seen.add(id(value))
+        seen.update(map(id, (value, *batches_out_of_turn(value))))
         keep.append(value)
         yield value
         if isinstance(value, torch.Tensor):
