@@ -226,7 +226,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show perflab's own errors by their text without a traceback, since the text is complete; verdicts by the test."""
+    """Show perflab's own errors by their text without a traceback, since the text is complete.
+
+    Verdicts and skips get the test as their place.
+    """
     report = yield
     if call.excinfo is not None:
         from perflab.base.errors import PerflabError
@@ -236,10 +239,12 @@ def pytest_runtest_makereport(
             from perflab.running.case.crash_place import as_text
 
             report.longrepr = as_text(item, str(raised), call.excinfo)
-        elif isinstance(raised, pytest.fail.Exception) and not raised.pytrace:
+        elif isinstance(raised, pytest.skip.Exception) or (
+            isinstance(raised, pytest.fail.Exception) and not raised.pytrace
+        ):
             from perflab.running.case.crash_place import name_the_test
 
-            name_the_test(item, call.excinfo, report.longrepr)
+            name_the_test(item, call.excinfo, report)
     return report
 
 

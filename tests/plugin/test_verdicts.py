@@ -58,10 +58,14 @@ def test_hangs(perf):
 
 def test_none(perf):
     pass
+
+@pytest.mark.perf(predict=False)
+def test_too_large(perf):
+    perf.requires(memory_bytes=1e18)
 """
 
 
-def test_the_place_of_a_failing_verdict_is_the_test_and_its_text_is_shown_once(
+def test_the_place_of_a_failing_verdict_or_a_skip_is_the_test_and_its_text_is_shown_once(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", "true")  # pytest shows messages whole in its summary
@@ -71,7 +75,7 @@ def test_the_place_of_a_failing_verdict_is_the_test_and_its_text_is_shown_once(
     with (project.pytester.path / "conftest.py").open("a") as conftest:
         conftest.write("\ndef failing():\n    import pytest\n    pytest.fail('its own', pytrace=False)\n")
     project.cost(ms=200)
-    said = project.run("--tb=line", "--perf-replicates=2", "--perf-evidence=off", failed=5).stdout
+    said = project.run("--tb=line", "--perf-replicates=2", "--perf-evidence=off", "-rs", failed=5, skipped=1).stdout
     places = {line: number for number, line in enumerate(story.read_text().splitlines(), start=1)}
     said.fnmatch_lines_random(
         [
@@ -79,6 +83,7 @@ def test_the_place_of_a_failing_verdict_is_the_test_and_its_text_is_shown_once(
             f"{story}:{places['def test_large(perf):'] - 1}: Failed: large: a peak of *",
             f"{story.with_name('conftest.py')}:*: Failed: its own",
             f"{story}:{places['    time.sleep(600)']}: Failed: *hangs*",
+            f"SKIPPED [[]1[]] {story.name}:{places['    perf.requires(memory_bytes=1e18)']}: *",
             f"{story}:{places['def test_none(perf):']}: test_story.py::test_none is marked perf, but measured nothing",
         ]
     )

@@ -282,7 +282,7 @@ class HeldReports:
                         call = pytest.CallInfo.from_call(lambda: pytest.fail(failure, pytrace=False), when="call")
                         assert call.excinfo is not None
                         report.outcome, report.longrepr = "failed", item.repr_failure(call.excinfo)
-                        name_the_test(item, call.excinfo, report.longrepr)
+                        name_the_test(item, call.excinfo, report)
                     self._attach(item, report)
                 item.ihook.pytest_runtest_logreport(report=report)
             item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

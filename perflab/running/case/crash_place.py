@@ -1,7 +1,7 @@
-"""Shows failures by perflab's word, which have no traceback: the text once, and a line of the test as their place.
+"""Shows failures and skips by perflab's word with a line of the test as their place; of failures the text once.
 
-pytest shows the place and a message of a failure under ``--tb=line``, in the short summary, and whole where it finds
-itself in CI; other plugins annotate code with them.
+Such failures have no traceback. pytest shows the place and a message of a failure under ``--tb=line``, in the short
+summary, and whole where it finds itself in CI; other plugins annotate code with them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLoca
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 
 
-def name_the_test(item: pytest.Item, raised: pytest.ExceptionInfo[BaseException], longrepr: Any) -> None:
-    """Let ``longrepr``, of a failure without a traceback, name the test as its place if perflab raised it.
+def name_the_test(item: pytest.Item, raised: pytest.ExceptionInfo[BaseException], report: pytest.TestReport) -> None:
+    """Let a report of a skip, or of a failure without a traceback, name the test as its place if perflab raised it.
 
-    The message becomes its first line.
+    A failure's message becomes its first line.
     """
-    crash = getattr(longrepr, "reprcrash", None)
-    if crash is not None and os.path.abspath(crash.path).startswith(_OWN):
+    shown: Any = report.longrepr
+    crash = getattr(shown, "reprcrash", None)
+    if isinstance(shown, tuple) and os.path.abspath(shown[0]).startswith(_OWN):
+        report.longrepr = (*_place(item, raised), shown[2])
+    elif crash is not None and os.path.abspath(crash.path).startswith(_OWN):
         crash.path, crash.lineno = _place(item, raised)
         crash.message = crash.message.partition("\n")[0]
 
