@@ -72,6 +72,8 @@ class _Served:
     """The tensors that were laid over the shared memory last: a set for each call."""
     arguments: list[list[torch.Tensor]] = field(default_factory=list)
     """The arguments of the calls, on the device; on a CPU they are the laid tensors."""
+    objects: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
+    """The objects that arguments are, by call, place and form: later calls get the same ones, over other memory."""
     places: list[list[torch.Tensor]] = field(default_factory=list)
     """The places of the arguments in the shared memory."""
     how: Manner = PLAINLY
@@ -205,19 +207,41 @@ def _laid(served: _Served, question: Lay) -> Ready:
     served.recorded = None
     if how.drops and not how.backward:
         served.laid, served.arguments, served.kept, served.earlier = [], [], [], []
+        for one in served.objects.values():
+            one.data = one.new_empty(0)  # so that their memory is free
         _poison(served)
     else:
         served.earlier = served.earlier or [served.kept]
     served.laid = [[_tensor(one, served.shared) for one in tensors] for tensors in question.sets]
     if not how.backward:
         served.places = served.laid
-        served.arguments = [[_on(served.device, one) for one in tensors] for tensors in served.laid]
+        served.arguments = [
+            [_in_its_object(served, (number, place), _on(served.device, one)) for place, one in enumerate(tensors)]
+            for number, tensors in enumerate(served.laid)
+        ]
         for tensor in itertools.chain(*served.arguments):
             tensor.requires_grad_(how.gradients and tensor.is_floating_point())
     if how.records:
         synchronize(served.device)  # what was done to lay tensors is no work of the calls
         served.recorded = served.recording.enter_context(recording(served.device.type, memory=True))
     return Ready()
+
+
+def _in_its_object(served: _Served, at: tuple[int, int], tensor: torch.Tensor) -> torch.Tensor:
+    """Return the object that an earlier call had for such an argument, now with this tensor's memory.
+
+    A result that a candidate keeps by an argument's identity, or on the object itself, is thus asked for with other
+    values. The object's version differs, as after any change in place.
+    """
+    key = (*at, tensor.dtype, tensor.shape, tensor.stride())
+    earlier = served.objects.get(key, tensor)
+    if earlier is tensor or not earlier.is_leaf:  # the candidate has made it the result of an operator
+        served.objects[key] = tensor
+        return tensor
+    earlier.requires_grad_(False).grad = None
+    earlier.data = tensor
+    torch.autograd.graph.increment_version(earlier)
+    return earlier
 
 
 def _copy(sources: Sequence[Sequence[torch.Tensor]], targets: Sequence[Sequence[torch.Tensor]]) -> None:

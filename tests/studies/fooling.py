@@ -79,7 +79,10 @@ def run(kind: str, name: str, test: str, refers: bool, options: list[str]) -> st
             "--perf-budget=0.3",
         ]
         command += ["--perf-device=cpu", "--perf-timeout=40", "--perf-json=out.json", *options]
-        with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True) as done:
+        environment = {**os.environ, "TMPDIR": folder}  # a confined candidate has a folder of its own, too
+        with subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+        ) as done:
             try:
                 done.wait(120)
             except subprocess.TimeoutExpired:
@@ -106,6 +109,7 @@ def main() -> None:
         "| `perf`, adversarial | `perf` |"
     )
     print("|---|---|---|---|---|---|")
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before any process loads Triton, as the tests have it
     with held("cpu", 60.0, [], []) as holding:
         for kind, names in (("attacks", ATTACKS), ("controls", CONTROLS)):
             for name in [one for one in names if one in sys.argv[1:] or not sys.argv[1:]]:
