@@ -14,6 +14,7 @@ import mmap
 import operator
 import os
 import pickle
+import secrets
 import subprocess
 import sys
 import time
@@ -228,15 +229,14 @@ def _laid(served: _Served, question: Lay) -> Ready:
 
 
 def _in_its_object(served: _Served, at: tuple[int, int], tensor: torch.Tensor) -> torch.Tensor:
-    """Return the object that an earlier call had for such an argument, now with this tensor's memory.
+    """Return at random the tensor, or the object that an earlier call had for such an argument, with its memory.
 
     A result that a candidate keeps by an argument's identity, or on the object itself, is thus asked for with other
-    values. The object's version differs, as after any change in place.
+    values. The earlier object's version differs, as after any change in place; that of a new one does not.
     """
-    key = (*at, tensor.dtype, tensor.shape, tensor.stride())
-    earlier = served.objects.get(key, tensor)
-    if earlier is tensor or not earlier.is_leaf:  # the candidate has made it the result of an operator
-        served.objects[key] = tensor
+    earlier = served.objects.setdefault((*at, tensor.dtype, tensor.shape, tensor.stride()), tensor)
+    # The candidate may have made the earlier one the result of an operator.
+    if earlier is tensor or not earlier.is_leaf or secrets.randbelow(2):
         return tensor
     earlier.requires_grad_(False).grad = None
     earlier.data = tensor

@@ -69,6 +69,7 @@ COMES_TO = {
     "reads_the_reference": (RAISED,),
     "reads_the_judges_memory": (RAISED,),
     "returns_its_input": (RETURNED,),
+    "ruins_what_gc_finds": (RESULT, CHANGED),
     "overwrites_its_inputs": (CHANGED,),
     "works_in_its_input": (CHANGED,),
     "ends_with_success": (CRASHED,),
@@ -84,8 +85,8 @@ COMES_TO = {
 """What an attack may come to, where it is not a wrong result."""
 
 
-REPLAYS_NOTHING = ("replays_by_id", "replays_by_pointer", "rests_in_rows")
-"""Attacks that compute each result where no object or place of memory comes again, as may be by chance, or where a busy
+REPLAYS_NOTHING = ("replays_by_pointer", "rests_in_rows")
+"""Attacks that compute each result where no place of memory comes again, as may be by chance, or where a busy
 machine is too slow for calls in a row."""
 
 
