@@ -109,7 +109,7 @@ class _Copies:
         self._begun: list[tuple[Tensor, Tensor]] = []
         self._groups: list[list[tuple[Tensor, Tensor]]] = []
 
-    def async_load(self, tile: Shared, pointer: Pointer) -> None:
+    def load(self, tile: Shared, pointer: Pointer) -> None:
         self._begun.append((tile.data, pointer.memory[pointer.places]))
         tile.data.fill_(float("nan"))
 
@@ -139,7 +139,13 @@ def run(kernel: Any, programs: int, arguments: Mapping[str, Any]) -> None:
         given[name] = Pointer(_memory_of(value), torch.tensor(0)) if is_tensor else value
     for number in range(programs):
         language, copies = _Language(number), _Copies()
-        stands_for = {"gl": language, "tl": language, "async_copy": copies, "range": _range}
+        stands_for = {
+            "gl": language,
+            "tl": language,
+            "async_copy": copies,
+            "copy_to_shared": copies.load,
+            "range": _range,
+        }
         stands_for["mma_v2"] = lambda left, right, sums: sums + left.float() @ right.float()
         _called(kernel, stands_for)(**given)
 

@@ -141,6 +141,32 @@ def test_triton_compiles_with_its_own_assembler_and_launches(tmp_path: Path) -> 
     assert "Hardware limit: 232448" in lines[1]
 
 
+GLUON = """
+import torch
+from nocuda import library
+from perflab.lab.attention import attention
+from perflab.lab.attention.triton_tuning import tiles_in_use
+x = torch.ones(1, 256, 2, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+q, k, v = (x.clone().requires_grad_() for _ in "qkv")
+for is_causal in (False, True, True):
+    out = attention(q, k, v, impl="triton-gluon", is_causal=is_causal)
+    library().reset()
+    out.backward(torch.ones_like(out))
+    print(*(name for name in sorted(library().counts().kernels) if "attention" in name))
+print(*sorted({kernel for kernel, *_ in tiles_in_use()}))
+"""
+
+
+def test_the_backward_in_gluon_compiles_for_an_a100_and_is_launched(tmp_path: Path) -> None:
+    path = tmp_path / "backward.py"
+    path.write_text(GLUON)
+    run, cache = f"import runpy; runpy.run_path({str(path)!r})", str(tmp_path / "cache")
+    ampere = Gpu(name="NVIDIA A100-SXM4-80GB", capability=80, multiprocessors=108)
+    *launched, ran = said_by(run, ampere, TRITON_CACHE_DIR=cache, PERFLAB_AUTOTUNE="0")
+    assert launched == ["attention_delta_kernel attention_one_pass_gluon_kernel"] * 3
+    assert ran == "forward one_pass_gluon"
+
+
 COMPILED = """
 import torch
 from nocuda import library

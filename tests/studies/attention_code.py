@@ -29,6 +29,7 @@ from perflab.compiled.machine.library import kernels_in
 from perflab.compiled.machine.pipes import PIPES
 from perflab.compiled.machine.reading import read_loops
 from perflab.internals import of_triton
+from perflab.lab.attention import gluon_one_pass_kernel as in_gluon
 from perflab.lab.attention.examples import launch_of, one_pass_tiles_of
 from perflab.lab.attention.triton_tiles import choose_tiles
 from perflab.results.compiled import LoopCounts
@@ -148,6 +149,8 @@ def ours(arch: int, kernel: str, head_dim: int, *, is_causal: bool) -> Read | No
     """Compile and read the lab's kernel in the tile that runs where nothing is tuned; None without one pass there."""
     if kernel == "one_pass":
         tiles = one_pass_tiles_of(head_dim, arch)
+    elif kernel == "one_pass_gluon":
+        tiles = in_gluon.TILES if (arch, head_dim) == (in_gluon.ARCHITECTURE, in_gluon.HEAD_DIM) else None
     else:
         tiles = choose_tiles(kernel, head_dim, torch.bfloat16, ARCHITECTURES[arch].shared_limit_bytes)
     if tiles is None:
@@ -175,7 +178,7 @@ def side_by_side(library: Path, arch: int) -> Iterator[str]:
     for kernel in kernels(arch):
         yield theirs(library, arch, kernel).row()
     for head_dim, is_causal in itertools.product((64, 80, 128, 256), (False, True)):
-        for name in ("forward", "dk_dv", "dq", "one_pass"):
+        for name in ("forward", "dk_dv", "dq", "one_pass", "one_pass_gluon"):
             read = ours(arch, name, head_dim, is_causal=is_causal)
             if read is not None:
                 yield read.row()

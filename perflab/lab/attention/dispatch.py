@@ -220,6 +220,10 @@ def _triton_one_pass(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_l
     return _apply(import_triton_variant().FlashAttentionTritonOnePass, q, k, v, settings, with_logsumexp)
 
 
+def _triton_gluon(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    return _apply(import_triton_variant().FlashAttentionTritonGluon, q, k, v, settings, with_logsumexp)
+
+
 def _decode(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
     return split_attention(q, Stored(k.transpose(1, 2), v.transpose(1, 2)), make_scoring(q, k, **settings))
 
@@ -246,6 +250,7 @@ _WITHOUT_RANGES: dict[str, Variant] = {
     "triton": _triton,
     "triton-tma": _triton_tma,
     "triton-one-pass": _triton_one_pass,
+    "triton-gluon": _triton_gluon,
     "decode": _decode,
     "triton-decode": _triton_decode,
     "sdpa": _sdpa,

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from perflab.lab.attention import gluon_one_pass_kernel as in_gluon
 from perflab.lab.attention.decode import Stored
 from perflab.lab.attention.pattern import BlockLists
 from perflab.lab.attention.scoring import Scoring, default_scale
@@ -123,6 +124,9 @@ def _once(head_dim: int, mask: str, architecture: int) -> Iterator[tuple[str, La
     if tiles is not None:
         name = f"attention_one_pass-bf16-d{head_dim}-{mask}-{tiles.block_q}x{tiles.block_k}-w{tiles.num_warps}"
         yield name, launch_of("one_pass", head_dim, torch.bfloat16, mask, tiles)
+    if (architecture, head_dim) == (in_gluon.ARCHITECTURE, in_gluon.HEAD_DIM):
+        name = f"attention_one_pass_gluon-bf16-d{head_dim}-{mask}"
+        yield name, launch_of("one_pass_gluon", head_dim, torch.bfloat16, mask, in_gluon.TILES)
 
 
 def one_pass_tiles_of(head_dim: int, architecture: int) -> Tiles | None:
@@ -152,6 +156,8 @@ def launch_of(kernel: str, head_dim: int, dtype: torch.dtype, mask: str, tiles: 
         return dk_dv_launch(q, k, k, q, ends, ends, k, k, scoring, tiles)
     if kernel == "one_pass":
         return one_pass_launch(q, k, k, q, ends, ends, k, k, q.float(), scoring, tiles)
+    if kernel == "one_pass_gluon":
+        return in_gluon.one_pass_gluon_launch(q, k, k, q, ends, ends, k, k, q.float(), scoring)
     return dq_launch(q, k, k, q, ends, ends, q, scoring, tiles)
 
 

@@ -107,6 +107,14 @@ _REGISTERED = {
             more_on={"cpu": {"deterministic": True}},
         ),
         Implementation(
+            "triton-gluon",
+            "triton-one-pass with its kernel in Gluon on an A100 at head dimension 128; no GPU has run it yet",
+            dtypes=_UP_TO_32_BIT,
+            needs_triton=True,
+            deterministic=False,
+            devices=("cuda",),  # elsewhere it would be triton-one-pass
+        ),
+        Implementation(
             "decode",
             "for generating: keys split among programs, in plain PyTorch; forward only",
             features=_WITHOUT_SINKS,

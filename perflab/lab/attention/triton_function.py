@@ -10,6 +10,7 @@ from perflab.lab.attention.inputs import cast_as_autocast_does, check_inputs
 from perflab.lab.attention.registry import IMPLEMENTATIONS, require_features
 from perflab.lab.attention.scoring import make_scoring
 from perflab.lab.attention.triton_operator import (
+    flash_attention_gluon_op,
     flash_attention_one_pass_op,
     flash_attention_op,
     flash_attention_tma_op,
@@ -70,6 +71,13 @@ class FlashAttentionTritonOnePass(FlashAttentionTriton):
 
     operator = flash_attention_one_pass_op
     name = "triton-one-pass"
+
+
+class FlashAttentionTritonGluon(FlashAttentionTriton):
+    """`FlashAttentionTritonOnePass` with the backward's kernel in Gluon, on an A100 at head dimension 128."""
+
+    operator = flash_attention_gluon_op
+    name = "triton-gluon"
 
 
 def flash_attention(

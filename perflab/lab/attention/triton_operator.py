@@ -6,16 +6,18 @@ logsumexp (B, H, N_q) or (B, N_q), float32.
     perflab::flash_attention(q, k, v, scale, softcap, lower, upper) -> (out, logsumexp)
     perflab::flash_attention_tma, the same by way of Hopper's TMA
     perflab::flash_attention_one_pass, the same with another derivative
+    perflab::flash_attention_gluon, with that derivative's kernel in Gluon where it takes the tensors
     perflab::flash_attention_backward(d_out, d_logsumexp, q, k, v, out, logsumexp, delta, scale, ...) -> (dq, dk, dv)
     perflab::flash_attention_backward_one_pass(..., logsumexp, delta, dq_sum, scale, ...) -> (dq, dk, dv)
+    perflab::flash_attention_backward_gluon, the same
 
-with the band lower <= j - i <= upper of `scoring`, and its sinks. The two backward operators write delta, which has the
-shape and dtype of logsumexp; that of one pass adds up dq by atomics in dq_sum, (B, H, N_q, D) of float32 zeros. Both
+with the band lower <= j - i <= upper of `scoring`, and its sinks. The backward operators write delta, which has the
+shape and dtype of logsumexp; those of one pass add up dq by atomics in dq_sum, (B, H, N_q, D) of float32 zeros. Both
 are memory of the caller's, since predictions and torch.compile see none that an operator takes for itself.
 
 Each has an implementation for CUDA (and for the CPU, in Triton's interpreter), one that only makes shapes (fake
-tensors, torch.compile), and its FLOPs (torch.utils.flop_counter); the first three have their derivative and a rule for
-autocast: inputs are cast to its dtype, as PyTorch does for its own attention.
+tensors, torch.compile), and its FLOPs (torch.utils.flop_counter); those of the forward have their derivative and a rule
+for autocast: inputs are cast to its dtype, as PyTorch does for its own attention.
 
 They are defined by `torch.library.Library` rather than `custom_op`: its checks for aliases and changed inputs at every
 call are work on the host that short sequences would wait for. The tests make those checks.
@@ -40,14 +42,22 @@ from perflab.lab.attention.scoring import Scoring, pairs_in_band
 from perflab.lab.attention.tiled import refuse_second_derivative
 from perflab.lab.attention.triton_launches import delta_launch
 from perflab.lab.attention.triton_tiles import one_pass_tiles
-from perflab.lab.attention.triton_tuning import run_dk_dv, run_dq, run_forward, run_forward_tma, run_one_pass
+from perflab.lab.attention.triton_tuning import (
+    run_dk_dv,
+    run_dq,
+    run_forward,
+    run_forward_tma,
+    run_one_pass,
+    run_one_pass_in_gluon,
+)
 from perflab.lab.launch import architecture_of, require_runnable, run_prepared
 
 _RULES = "float scale, float? softcap, SymInt? lower, SymInt? upper, SymInt sinks"
 _library = torch.library.Library("perflab", "FRAGMENT")
-for _name in ("flash_attention", "flash_attention_tma", "flash_attention_one_pass"):
+for _name in ("flash_attention", "flash_attention_tma", "flash_attention_one_pass", "flash_attention_gluon"):
     _library.define(f"{_name}(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)")
-for _name, _sums in (("backward", ""), ("backward_one_pass", "Tensor(b!) dq_sum, ")):
+for _name in ("backward", "backward_one_pass", "backward_gluon"):
+    _sums = "" if _name == "backward" else "Tensor(b!) dq_sum, "
     _library.define(
         f"flash_attention_{_name}(Tensor d_out, Tensor? d_logsumexp, Tensor q, Tensor k, Tensor v, "
         f"Tensor out, Tensor logsumexp, Tensor(a!) delta, {_sums}{_RULES}) -> (Tensor, Tensor, Tensor)"
@@ -55,8 +65,10 @@ for _name, _sums in (("backward", ""), ("backward_one_pass", "Tensor(b!) dq_sum,
 flash_attention_op = torch.ops.perflab.flash_attention.default
 flash_attention_tma_op = torch.ops.perflab.flash_attention_tma.default
 flash_attention_one_pass_op = torch.ops.perflab.flash_attention_one_pass.default
+flash_attention_gluon_op = torch.ops.perflab.flash_attention_gluon.default
 flash_attention_backward_op = torch.ops.perflab.flash_attention_backward.default
 flash_attention_backward_one_pass_op = torch.ops.perflab.flash_attention_backward_one_pass.default
+flash_attention_backward_gluon_op = torch.ops.perflab.flash_attention_backward_gluon.default
 
 
 def _forward(run: Callable[..., None], name: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -110,6 +122,7 @@ def _backward_one_pass(
     delta: Tensor,
     dq_sum: Tensor,
     *rules: Any,
+    run: Callable[..., None] = run_one_pass,
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = _empty_gradients(d_out, d_logsumexp, q, k, v)
     scoring = Scoring(*rules)
@@ -122,9 +135,13 @@ def _backward_one_pass(
         q, *results, d_out, k, v, out, logsumexp, delta, dq_sum, q
     )
     run_prepared(delta_launch, out, d_out, d_ends, delta)
-    run_one_pass(q, k, v, d_out, ends, delta, dk, dv, dq_sum, scoring, tiles)
+    run(q, k, v, d_out, ends, delta, dk, dv, dq_sum, scoring, tiles)
     torch.mul(dq_sum, scoring.scale, out=dq)
     return results
+
+
+def _backward_gluon(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _backward_one_pass(*given, run=run_one_pass_in_gluon)
 
 
 def _in_two_passes(d_out: Tensor, d_logsumexp: Tensor | None, *kept: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,15 +150,22 @@ def _in_two_passes(d_out: Tensor, d_logsumexp: Tensor | None, *kept: Any) -> tup
     return flash_attention_backward_op(d_out, d_logsumexp, *kept[:5], delta, *kept[5:])  # type: ignore[no-any-return]
 
 
-def _in_one_pass(d_out: Tensor, d_logsumexp: Tensor | None, *kept: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _in_one_pass(
+    d_out: Tensor,
+    d_logsumexp: Tensor | None,
+    *kept: Any,
+    op: Callable[..., Any] = flash_attention_backward_one_pass_op,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients in one pass where it has tiles, and in two elsewhere or where the same bits are asked for."""
     q, k, _, _, logsumexp, *rules = kept
     if one_pass_tiles(q, k, Scoring(*rules), architecture_of(q.device)) is None or _must_repeat_bits():
         return _in_two_passes(d_out, d_logsumexp, *kept)
     sums = torch.empty_like(logsumexp), q.new_zeros(q.shape, dtype=torch.float32)
-    return flash_attention_backward_one_pass_op(  # type: ignore[no-any-return]
-        d_out, d_logsumexp, *kept[:5], *sums, *rules
-    )
+    return op(d_out, d_logsumexp, *kept[:5], *sums, *rules)  # type: ignore[no-any-return]
+
+
+def _in_gluon(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _in_one_pass(*given, op=flash_attention_backward_gluon_op)
 
 
 def _must_repeat_bits() -> bool:
@@ -150,8 +174,9 @@ def _must_repeat_bits() -> bool:
         return False
     if torch.is_deterministic_algorithms_warn_only_enabled():
         warnings.warn(
-            "attention impl 'triton-one-pass' adds up the gradient of q in an order that differs from run to run; "
-            "torch.use_deterministic_algorithms(True, warn_only=False) selects its backward in two passes",
+            "attention impls 'triton-one-pass' and 'triton-gluon' add up the gradient of q in an order that differs "
+            "from run to run; torch.use_deterministic_algorithms(True, warn_only=False) selects the backward in two "
+            "passes",
             stacklevel=2,
         )
         return False
@@ -215,6 +240,7 @@ for _op, _name, _run, _gradients in (
     (flash_attention_op, "triton", run_forward, _in_two_passes),
     (flash_attention_tma_op, "triton-tma", run_forward_tma, _in_two_passes),
     (flash_attention_one_pass_op, "triton-one-pass", run_forward, _in_one_pass),
+    (flash_attention_gluon_op, "triton-gluon", run_forward, _in_gluon),
 ):
     for _device in ("CPU", "CUDA"):
         _library.impl(_op, _forward(_run, _name), _device)
@@ -225,6 +251,7 @@ for _op, _name, _run, _gradients in (
 for _op, _implementation in (
     (flash_attention_backward_op, _backward),
     (flash_attention_backward_one_pass_op, _backward_one_pass),
+    (flash_attention_backward_gluon_op, _backward_gluon),
 ):
     for _device in ("CPU", "CUDA"):
         _library.impl(_op, _implementation, _device)

@@ -35,7 +35,7 @@ from perflab.lab.attention.triton_tma import (
     require_tma,
     tma_forward_launch,
 )
-from perflab.lab.launch import Launch, current, is_interpreted, run_prepared, shared_memory_bytes
+from perflab.lab.launch import Launch, architecture_of, current, is_interpreted, run_prepared, shared_memory_bytes
 
 # What tells kinds apart, by the names of the kernels' parameters.
 _KINDS = ("HEAD_DIM", "HAS_LOWER", "HAS_UPPER", "HAS_SINKS", "HAS_SOFTCAP", "problem_class")
@@ -87,6 +87,19 @@ def run_one_pass(
     """Write dk and dv, and add dq / scale to dq_sum. Nothing is tuned: a kernel that ran twice would add twice."""
     _ran["one_pass", *_kind(q, k, scoring)] = tiles
     run_prepared(one_pass_launch, q, k, v, d_out, logsumexp, delta, dk, dv, dq_sum, scoring, tiles)
+
+
+def run_one_pass_in_gluon(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, logsumexp: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    dq_sum: Tensor, scoring: Scoring, tiles: Tiles,
+) -> None:  # fmt: skip
+    """The same by the kernel in Gluon, in its own tiles; by `run_one_pass` where that kernel does not take them."""
+    from perflab.lab.attention import gluon_one_pass_kernel as in_gluon  # nobody else loads Gluon
+
+    if not in_gluon.takes(q, k, v, d_out, architecture_of(q.device)):
+        return run_one_pass(q, k, v, d_out, logsumexp, delta, dk, dv, dq_sum, scoring, tiles)
+    _ran["one_pass_gluon", *_kind(q, k, scoring)] = in_gluon.TILES
+    run_prepared(in_gluon.one_pass_gluon_launch, q, k, v, d_out, logsumexp, delta, dk, dv, dq_sum, scoring)
 
 
 def tiles_in_use() -> Mapping[tuple[Any, ...], Tiles]:

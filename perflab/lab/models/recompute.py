@@ -40,6 +40,7 @@ KEPT = frozenset(
         "perflab::flash_attention",
         "perflab::flash_attention_tma",
         "perflab::flash_attention_one_pass",
+        "perflab::flash_attention_gluon",
     )
 )
 """Operators whose results the selective policy keeps."""

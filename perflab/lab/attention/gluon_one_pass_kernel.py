@@ -1,47 +1,81 @@
-"""Attention's backward in one pass at head dimension 128 on an A100, in Gluon: the least cycles of its machine code.
+"""Attention's backward in one pass at head dimension 128 on an A100 (sm_80), in Gluon. It has not been run on a GPU.
 
-    python -m tests.studies.attention_gluon
+Shapes and results are those of `triton_one_pass_kernel`, whose products this kernel makes in other layouts.
 
-`triton.language` gives a product's operands layouts of its own choice, and the lab's kernel of one pass
-(`lab/attention/triton_one_pass_kernel.py`) is bound by reading them: 3,072 cycles for 4,096 pairs, 3,584 causal, where
-FlashAttention-2's takes 2,560. Gluon lets the author choose. Here are FlashAttention-2's choices
-(`flash_bwd_kernel.h`, `Flash_bwd_kernel_traits<128, 64, 128, 8, 2, 4, 2>`): tiles of 64 queries and 128 keys, 8 warps,
-2 x 4 of them over scores and dq, 4 x 2 over dk and dv.
+`triton.language` gives a product's operands layouts of its own choice, and the kernel of one pass is bound by reading
+them: 3,072 cycles for 4,096 pairs, 3,584 causal, where FlashAttention-2's takes 2,560. Gluon lets the author choose.
+Here are FlashAttention-2's choices (`flash_bwd_kernel.h`, `Flash_bwd_kernel_traits<128, 64, 128, 8, 2, 4, 2>`): tiles
+of 64 queries and 128 keys, 8 warps, 2 x 4 of them over scores and dq, 4 x 2 over dk and dv.
 
-**It has not been run.** Gluon has no interpreter: `tests/correctness/test_gluon.py` runs this source program by
-program on tensors (`gluon_by_hand.py`), where asynchronous copies arrive when they are waited for and layouts mean
-nothing. What warps do at the same time, and what layouts do, only a GPU can tell. So the lab does not launch it.
-
-It takes what `one_pass_tiles` takes, with rows that begin at multiples of 16 bytes and columns side by side.
+Gluon has no interpreter: `tests/correctness/test_gluon.py` runs this source program by program on tensors, where
+asynchronous copies arrive when they are waited for and layouts mean nothing. What warps do at the same time, and what
+layouts do, only a GPU can tell. This module imports Triton.
 """
 
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,attr-defined"
+# Kernel arguments are pointers and tl values: Triton has no types for them.
 # ruff: noqa: N803, N806
 # Compile-time constants are upper case, as Triton code has them.
 
-from __future__ import annotations
-
-import warnings
+from dataclasses import replace
 from typing import Any
 
-import torch
-import triton
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from perflab.compiled.compiler.compile import compile_example
-from perflab.compiled.compiler.example import KernelExample
-from perflab.compiled.machine.reading import loop_lines
-from perflab.lab.attention.examples import launch_of
+from perflab.lab.attention.scoring import Scoring
+from perflab.lab.attention.triton_launches import one_pass_launch
 from perflab.lab.attention.triton_pieces import place, stretches
 from perflab.lab.attention.triton_tiles import Tiles
+from perflab.lab.launch import Launch
 
-ARCH = 80
-HEAD_DIM, BLOCK_Q, BLOCK_K, WARPS = 128, 64, 128, 8
-PAIRS = 4096
+ARCHITECTURE, HEAD_DIM = 80, 128
+TILES = Tiles(block_q=64, block_k=128, num_warps=8, num_stages=2)
+copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared  # before Triton 3.9
 LOG2_E = gl.constexpr(1.4426950408889634)
 ROWS_AT_ONCE = gl.constexpr(16)
 NEVER = gl.constexpr(2**30)
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, architecture: int) -> bool:
+    """Whether the kernel takes tensors that `one_pass_tiles` takes, on that compute capability (80: an A100).
+
+    It copies 16 bytes at once: rows have to begin at multiples of that, with their columns side by side.
+    """
+    if architecture != ARCHITECTURE or q.shape[-1] != HEAD_DIM:
+        return False
+    steps = [step for x in (q, k, v, d_out) for step in x.stride()[:-1]]
+    is_aligned = all(x.stride(-1) == 1 and x.data_ptr() % 16 == 0 for x in (q, k, v, d_out))
+    is_whole = q.shape[-2] % TILES.block_q == 0 and k.shape[-2] % TILES.block_k == 0
+    return is_whole and is_aligned and all(step % 8 == 0 for step in steps)
+
+
+def one_pass_gluon_launch(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, logsumexp: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    dq_sum: Tensor, scoring: Scoring,
+) -> Launch:  # fmt: skip
+    """Write dk and dv, and add dq / scale to dq_sum; what `takes` takes alone."""
+    launch = one_pass_launch(q, k, v, d_out, logsumexp, delta, dk, dv, dq_sum, scoring, TILES)
+    names = attention_one_pass_gluon_kernel.arg_names
+    arguments = {name: value for name, value in launch.arguments.items() if name in names} | _layouts()
+    return replace(launch, kernel=attention_one_pass_gluon_kernel, arguments=arguments)
+
+
+def _layouts() -> dict[str, Any]:
+    """The kernel's compile-time layouts, by the names of its parameters."""
+
+    def products(warps: list[int]) -> Any:
+        return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=warps, instr_shape=[16, 8])
+
+    return {
+        "SCORES": products([2, 4]),
+        "KEYS": products([4, 2]),
+        "QUERIES": products([2, 4]),
+        "COPY": gl.BlockedLayout([1, 8], [2, 16], [TILES.num_warps, 1], [1, 0]),
+        "TILE": gl.SwizzledSharedLayout(8, 1, 8, order=[1, 0]),
+    }
 
 
 @gluon.jit
@@ -51,7 +85,7 @@ def copy_tile(tile, row, stride, ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYO
     columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LAYOUT))
     places = rows[:, None] * stride + columns[None, :]
     for part in gl.static_range(ROWS // ROWS_AT_ONCE):
-        async_copy.async_load(tile.slice(part * ROWS_AT_ONCE, ROWS_AT_ONCE), row + places)
+        copy_to_shared(tile.slice(part * ROWS_AT_ONCE, ROWS_AT_ONCE), row + places)
         row += ROWS_AT_ONCE * stride
 
 
@@ -179,47 +213,3 @@ def attention_one_pass_gluon_kernel(
     dv_row = dv_ptr + batch * stride_dvb + head * stride_dvh + first_key * stride_dvn
     gl.store(dk_row + rows[:, None] * stride_dkn + columns[None, :], (dk * scale).to(DTYPE))
     gl.store(dv_row + rows[:, None] * stride_dvn + columns[None, :], dv.to(DTYPE))
-
-
-def layouts() -> dict[str, Any]:
-    """Return the kernel's compile-time layouts, by the names of its parameters."""
-
-    def products(warps: list[int]) -> Any:
-        return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=warps, instr_shape=[16, 8])
-
-    return {
-        "SCORES": products([2, 4]),
-        "KEYS": products([4, 2]),
-        "QUERIES": products([2, 4]),
-        "COPY": gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0]),
-        "TILE": gl.SwizzledSharedLayout(8, 1, 8, order=[1, 0]),
-    }
-
-
-def example(dtype: torch.dtype, *, is_causal: bool) -> KernelExample:
-    """Return the kernel with the arguments of a launch: 16 heads of 4,096 tokens."""
-    tiles = Tiles(BLOCK_Q, BLOCK_K, WARPS, 2)
-    launch = launch_of("one_pass", HEAD_DIM, dtype, "causal" if is_causal else "full", tiles)
-    names = attention_one_pass_gluon_kernel.arg_names
-    arguments = {name: value for name, value in launch.arguments.items() if name in names} | layouts()
-    name = f"attention_one_pass_gluon-{'causal' if is_causal else 'full'}"
-    return KernelExample(name, attention_one_pass_gluon_kernel, arguments, num_warps=WARPS)
-
-
-def main() -> None:
-    """Print each loop's least cycles for 4,096 pairs, its spills, and all its counts."""
-    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
-    print(f"Triton {triton.__version__}, sm_{ARCH}, head dimension {HEAD_DIM}, for {PAIRS:,} pairs")
-    for dtype in (torch.bfloat16, torch.float16):
-        for is_causal in (False, True):
-            found = compile_example("lab", example(dtype, is_causal=is_causal), ARCH)
-            assert found.resources is not None, found.problem
-            for loop in found.resources.loops:
-                cycles = loop.least_cycles * PAIRS / (BLOCK_Q * BLOCK_K)
-                said = f"{dtype}, {'causal' if is_causal else 'full'}: {cycles:,.0f} cycles"
-                print(f"{said}, {loop.issues.get('local_memory', 0)} accesses to spilled registers")
-            print("\n".join(loop_lines(found.resources.loops, ARCH)))
-
-
-if __name__ == "__main__":
-    main()
