@@ -31,7 +31,9 @@ _CONSTANT = (int, float, str, tuple, dict)
 
 def digest(code: tuple[Any, ...], *facts: object) -> str:
     """A short hash of functions or kernels, with all that they call, and of facts."""
-    return hashlib.sha256(repr((_sources(code), facts, version("triton"))).encode()).hexdigest()[:12]
+    # By their functions: a kernel in Gluon, which calls others, has no hash where these are interpreted.
+    functions = tuple(getattr(one, "fn", one) for one in code)
+    return hashlib.sha256(repr((_sources(functions), facts, version("triton"))).encode()).hexdigest()[:12]
 
 
 def arguments_digest(kernel: Any, arguments: Mapping[str, Any], *facts: object) -> str:
