@@ -109,7 +109,7 @@ def test_one_pass_is_a_choice_and_deterministic_algorithms_take_two(
     gradients(inputs)
     assert ran() == TWICE
     use_deterministic_algorithms(True, warn_only=True)
-    with pytest.warns(UserWarning, match=r"in an order that differs .* warn_only=False\) selects its backward in two"):
+    with pytest.warns(UserWarning, match=r"in an order that differs .* warn_only=False\) selects the backward in two"):
         gradients(inputs)
     assert ran() == ONCE
     use_deterministic_algorithms(False, warn_only=True)

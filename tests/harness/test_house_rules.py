@@ -316,6 +316,11 @@ OF_PYTEST = {
 """Where attributes of pytest's own, of pytest-benchmark's or of asyncio's are asked for by name."""
 BY_ITSELF = {
     "turns/forking.py": ("_C", "_cuda_isInBadFork"),
+    "lab/attention/gluon_one_pass_kernel.py": (
+        "triton.experimental",
+        "triton.experimental.gluon",
+        "triton.experimental.gluon.language.nvidia.ampere",
+    ),
     "lab/attention/triton_tma.py": ("triton.tools.tensor_descriptor",),
     "lab/experts/products.py": ("_grouped_mm",),
     "lab/launch.py": ("triton.runtime.jit",),
