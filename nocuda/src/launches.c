@@ -14,7 +14,7 @@ cudaError_t nocuda_launch(Kernel *kernel, cudaStream_t stream, dim3 grid, dim3 b
                  (uint64_t)block.x * block.y * block.z <= 1024;
     if (!valid) return nocuda_error(cudaErrorInvalidConfiguration);
     if (shared > nocuda_gpu.shared_per_block_most) return nocuda_error(cudaErrorInvalidValue);
-    nocuda_profile_launch(driver_api, kernel->name, grid, block, (unsigned)nocuda_current);
+    nocuda_profile_launch(driver_api, kernel->name, grid, block, (unsigned)nocuda_current, stream);
     if (nocuda_is_captured(stream, kernel->name)) return cudaSuccess;
     atomic_fetch_add_explicit(&kernel->launches, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&nocuda_launch_count, 1, memory_order_relaxed);

@@ -100,5 +100,5 @@ cudaError_t nocuda_launch(Kernel *kernel, cudaStream_t stream, dim3 grid, dim3 b
 
 /* ---- profiler.c ------------------------------------------------------------------------------------------------ */
 void nocuda_profile_call(int runtime_callback);
-void nocuda_profile_launch(int driver_api, const char *kernel, dim3 grid, dim3 block, unsigned device);
+void nocuda_profile_launch(int driver_api, const char *kernel, dim3 grid, dim3 block, unsigned device, cudaStream_t stream);
 #endif

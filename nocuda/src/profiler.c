@@ -64,7 +64,7 @@ static size_t size_of(const CUpti_Activity *one) {
     }
 }
 
-static void tell(CUpti_ActivityKind kind, uint32_t callback, const char *kernel, dim3 grid, dim3 block, unsigned device) {
+static void tell(CUpti_ActivityKind kind, uint32_t callback, const char *kernel, dim3 grid, dim3 block, unsigned device, cudaStream_t stream) {
     if (!profiler.request || !(profiler.on[CUPTI_ACTIVITY_KIND_RUNTIME] || profiler.on[CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL]))
         return;
     pthread_mutex_lock(&lock);
@@ -95,7 +95,7 @@ static void tell(CUpti_ActivityKind kind, uint32_t callback, const char *kernel,
         launch->end = now + 2500;
         launch->deviceId = device;
         launch->contextId = 1;
-        launch->streamId = 7;
+        launch->streamId = (uintptr_t)stream <= 2 ? 7 : (uint32_t)((uintptr_t)stream >> 4); /* 7: the default, as CUPTI has it */
         launch->correlationId = correlation;
         launch->gridX = (int)grid.x;
         launch->gridY = (int)grid.y;
@@ -107,11 +107,11 @@ static void tell(CUpti_ActivityKind kind, uint32_t callback, const char *kernel,
     pthread_mutex_unlock(&lock);
 }
 void nocuda_profile_call(int call) {
-    tell(CUPTI_ACTIVITY_KIND_RUNTIME, runtime_calls[call].callback, NULL, (dim3){1, 1, 1}, (dim3){1, 1, 1}, 0);
+    tell(CUPTI_ACTIVITY_KIND_RUNTIME, runtime_calls[call].callback, NULL, (dim3){1, 1, 1}, (dim3){1, 1, 1}, 0, NULL);
 }
-void nocuda_profile_launch(int driver_api, const char *kernel, dim3 grid, dim3 block, unsigned device) {
+void nocuda_profile_launch(int driver_api, const char *kernel, dim3 grid, dim3 block, unsigned device, cudaStream_t stream) {
     CUpti_ActivityKind kind = driver_api ? CUPTI_ACTIVITY_KIND_DRIVER : CUPTI_ACTIVITY_KIND_RUNTIME;
-    tell(kind, driver_api ? (uint32_t)driver_api : runtime_calls[LAUNCH_CALL].callback, kernel, grid, block, device);
+    tell(kind, driver_api ? (uint32_t)driver_api : runtime_calls[LAUNCH_CALL].callback, kernel, grid, block, device, stream);
 }
 
 CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc request, CUpti_BuffersCallbackCompleteFunc complete) {
