@@ -88,24 +88,17 @@ def test_events_are_made_before_the_span_and_read_after_it(cuda: FakeCuda) -> No
 # --- the timer for pytest-benchmark ------------------------------------------------------------------------------
 
 
-def test_the_benchmark_timer_waits_for_every_gpu_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("is_initialized", "waited_for"), [(True, [0, 1, 2]), (False, [])])
+def test_the_benchmark_timer_waits_for_every_gpu_in_use_and_does_not_start_cuda_by_itself(
+    monkeypatch: pytest.MonkeyPatch, is_initialized: bool, waited_for: list[int]
+) -> None:
     waited: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr("perflab.internals.of_torch.machine.has_cuda_context", lambda _index: True)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    perflab.cuda_timer()
-    assert waited == [0, 1, 2]
-
-
-def test_the_benchmark_timer_does_not_start_cuda_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     earlier = perflab.cuda_timer()
+    assert waited == waited_for
     assert perflab.cuda_timer() >= earlier
-    assert waited == []

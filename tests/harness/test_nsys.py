@@ -157,19 +157,28 @@ def test_kernels_of_the_backward_belong_to_the_forward_s_module_and_line(tmp_pat
     assert found["aten::_foreach_add_", "optimizer"].module == ""
 
 
+@pytest.mark.parametrize(
+    ("callers", "library_s", "path"),
+    [
+        pytest.param([4321], False, ("step", "backward"), id="one caller"),
+        pytest.param([4321], True, ("step", "backward"), id="a library's own range on the thread"),
+        pytest.param([4321, 4500], False, (), id="it could work for either"),
+    ],
+)
 def test_kernels_of_the_backward_s_thread_belong_to_ranges_that_were_pushed_on_the_caller_s(
-    tmp_path: Path, snapshot: SnapshotAssertion
+    tmp_path: Path, callers: list[int], library_s: bool, path: tuple[str, ...], snapshot: SnapshotAssertion
 ) -> None:
     maker = Maker(tmp_path / "pushed.sqlite")
-    maker.range("step", 0, 100 * US)
-    maker.range("backward", 50 * US, 100 * US)
+    for thread in callers:
+        maker.range("step", 0, 100 * US, thread)
+        maker.range("backward", 50 * US, 100 * US, thread)
+    if library_s:
+        maker.range("ncclAllReduce", 55 * US, 58 * US, 4400, domain=3)
     maker.launch("there", 10 * US, 20 * US, 30 * US)
     maker.launch("back", 60 * US, 70 * US, 90 * US, thread=4400)
     reading = reading_of(maker.close())
-    assert [(one.kernel, one.path) for one in reading.kernels] == [
-        ("back<float>", ("step", "backward")),
-        ("there<float>", ("step",)),
-    ]
+    assert [(one.kernel, one.path) for one in reading.kernels] == [("back<float>", path), ("there<float>", ("step",))]
+    assert (("ncclAllReduce",) in {one.path for one in reading.ranges}) == library_s
     assert reading.notes == snapshot
 
 
@@ -555,31 +564,6 @@ def test_a_call_of_range_within_one_of_its_own_name_is_a_part_of_it(tmp_path: Pa
         maker.launch("kernel", (begin + 200) * US, (begin + 210) * US, (begin + 300) * US)
     (case,) = reading_of(maker.close(), "step").cases
     assert (case.calls, case.host_ns) == (6, 900 * US)
-
-
-def test_ranges_of_a_library_s_own_domain_do_not_keep_a_thread_s_kernels_from_the_program_s_ranges(
-    tmp_path: Path,
-) -> None:
-    maker = Maker(tmp_path / "nccl.sqlite")
-    maker.range("step", 0, 100 * US)
-    maker.range("backward", 50 * US, 100 * US)
-    maker.range("ncclAllReduce", 55 * US, 58 * US, 4400, domain=3)
-    maker.launch("back", 60 * US, 70 * US, 90 * US, thread=4400)
-    reading = reading_of(maker.close())
-    assert [one.path for one in reading.kernels] == [("step", "backward")]
-    assert ("ncclAllReduce",) in {one.path for one in reading.ranges}
-
-
-def test_kernels_of_a_thread_that_could_work_for_several_are_said_to_be_outside(
-    tmp_path: Path, snapshot: SnapshotAssertion
-) -> None:
-    maker = Maker(tmp_path / "several.sqlite")
-    for thread in (4321, 4500):
-        maker.range("step", 0, 100 * US, thread)
-    maker.launch("back", 60 * US, 70 * US, 90 * US, thread=4400)
-    reading = reading_of(maker.close())
-    assert [one.path for one in reading.kernels] == [()]
-    assert reading.notes == snapshot
 
 
 @pytest.mark.parametrize("value", ["'soon'", "x'00'", "1e300"])

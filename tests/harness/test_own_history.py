@@ -39,42 +39,31 @@ def test_the_first_reading_begins_a_history_and_a_full_one_takes_no_more() -> No
     assert next_step(full, history(100.5), POLICY).entry == full
 
 
-@pytest.mark.parametrize("commit", [CLEAN, OTHER, None])
-def test_a_reading_that_the_judge_finds_unchanged_joins_whatever_its_commit(commit: str | None) -> None:
-    step = next_step(history(100, 101), history(102, commit=commit), POLICY)
-    assert medians_ms(step) == [100, 101, 102]
-    assert (step.is_begun, step.begun_anew, step.left_out) == (False, None, None)
+READINGS: dict[str, tuple[list[float], float, str | None, list[float]]] = {
+    "unchanged, of the same code": ([100, 101], 102, CLEAN, [100, 101, 102]),
+    "unchanged, of other code": ([100, 101], 102, OTHER, [100, 101, 102]),
+    "unchanged, of no commit": ([100, 101], 102, None, [100, 101, 102]),
+    "faster, of other code": ([100, 100, 100], 50, OTHER, [50]),
+    "faster, of edited code": ([100, 100, 100], 50, CLEAN + "+dirty", [50]),
+    "faster, of no commit": ([100, 100, 100], 50, None, [50]),
+    "faster, of the same code as several": ([100, 100], 50, CLEAN, [100, 100]),
+    "faster than one of the same code, not compared with yet": ([7.92], 0.0113, CLEAN, [0.0113]),
+    "faster than two of other code, not compared with yet": ([7.92, 7.92], 0.0113, OTHER, [0.0113]),
+    "slower, of the same code": ([100], 300, CLEAN, [100]),
+    "slower, of other code": ([100], 300, OTHER, [100]),
+    "as one of a history that was mixed once": ([7.92, 0.0113, 0.0112], 0.0113, CLEAN, [0.0113]),
+}
+"""What was kept, what a run reads, of which commit, and what is kept then."""
 
 
-@pytest.mark.parametrize("commit", [OTHER, CLEAN + "+dirty", None])
-def test_a_faster_reading_takes_the_place_of_a_history_of_other_code_and_that_is_said(
-    commit: str | None, snapshot: SnapshotAssertion
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_reading_joins_replaces_or_is_left_out_and_what_a_user_has_to_know_is_said(
+    reading: str, snapshot: SnapshotAssertion
 ) -> None:
-    step = next_step(history(100, 100, 100), history(50, commit=commit), POLICY)
-    assert medians_ms(step) == [50]
-    assert step.begun_anew == snapshot
-
-
-@pytest.mark.parametrize(("medians", "commit"), [([7.92], CLEAN), ([7.92, 7.92], OTHER)])
-def test_what_was_not_compared_with_yet_gives_way_to_a_faster_reading_without_a_word(
-    medians: list[float], commit: str
-) -> None:
-    step = next_step(history(*medians), history(0.0113, commit=commit), POLICY)
-    assert medians_ms(step) == [0.0113]
-    assert (step.begun_anew, step.left_out) == (None, None)
-
-
-@pytest.mark.parametrize(("commit", "said"), [(CLEAN, "100 ms before, 300 ms now"), (OTHER, None)])
-def test_a_slower_reading_is_left_out_and_of_the_same_code_that_is_said(commit: str, said: str | None) -> None:
-    step = next_step(history(100), history(300, commit=commit), POLICY)
-    assert medians_ms(step) == [100]
-    assert (step.begun_anew, step.left_out) == (None, said)
-
-
-def test_a_faster_reading_of_the_same_code_does_not_outvote_several() -> None:
-    step = next_step(history(100, 100), history(50), POLICY)
-    assert medians_ms(step) == [100, 100]
-    assert step.left_out == "100 ms before, 50.0 ms now"
+    before, now, commit, after = READINGS[reading]
+    step = next_step(history(*before), history(now, commit=commit), POLICY)
+    assert (medians_ms(step), step.is_begun) == (after, False)
+    assert {"begun anew": step.begun_anew, "left out": step.left_out} == snapshot
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
@@ -94,12 +83,6 @@ def test_readings_join_where_times_agree_whatever_their_instructions() -> None:
     assert medians_ms(next_step(history(0.001, 0.002), history(0.0015), POLICY)) == [0.001, 0.002, 0.0015]
     more = changed(history(100), replicates=[replicate(100 * MS, counts={"instructions": 20})])
     assert medians_ms(next_step(history(100, 100), more, POLICY)) == [100, 100, 100]
-
-
-def test_a_history_that_was_mixed_once_is_begun_anew(snapshot: SnapshotAssertion) -> None:
-    step = next_step(history(7.92, 0.0113, 0.0112), history(0.0113), POLICY)
-    assert medians_ms(step) == [0.0113]
-    assert step.begun_anew == snapshot
 
 
 @pytest.mark.parametrize(
