@@ -62,9 +62,18 @@ def test_each_quantity_that_grew_fails_without_times(change: dict[str, int], wor
     assert judgement.worse == worse
 
 
-@pytest.mark.parametrize("field", ["torch", "system"])
-def test_another_program_is_incomparable_and_names_the_difference(field: str, snapshot: SnapshotAssertion) -> None:
-    judgement = judged(exact(environment(**{field: "other"})))
+@pytest.mark.parametrize(
+    "stored",
+    [
+        pytest.param(exact(environment(torch="other")), id="another PyTorch"),
+        pytest.param(exact(environment(system="other")), id="another system"),
+        pytest.param(exact(environment(threads=8), counts={}), id="nothing that other threads leave alone"),
+    ],
+)
+def test_where_nothing_could_be_compared_the_case_is_incomparable_and_names_the_difference(
+    stored: Exact, snapshot: SnapshotAssertion
+) -> None:
+    judgement = judged(stored, peak_bytes=164)
     assert judgement.verdict is Verdict.INCOMPARABLE
     assert judgement.reasons == snapshot
 
@@ -113,12 +122,6 @@ def test_across_thread_counts_operators_are_gated_and_bytes_only_as_far_as_they_
 )
 def test_why_a_quantity_was_not_compared_names_both_sides(there: dict[str, object], why: str) -> None:
     assert [one.reason for one in judged(exact(environment(**there)), peak_bytes=164).not_compared] == [why]
-
-
-def test_where_nothing_at_all_could_be_compared_the_case_is_incomparable(snapshot: SnapshotAssertion) -> None:
-    judgement = judged(exact(environment(threads=8), counts={}), peak_bytes=164)
-    assert judgement.verdict is Verdict.INCOMPARABLE
-    assert judgement.reasons == snapshot
 
 
 def test_times_that_were_compared_speak_for_no_memory_that_was_not() -> None:

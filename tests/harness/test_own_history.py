@@ -66,6 +66,12 @@ def test_a_reading_joins_replaces_or_is_left_out_and_what_a_user_has_to_know_is_
     assert {"begun anew": step.begun_anew, "left out": step.left_out} == snapshot
 
 
+def test_edits_of_one_commit_may_be_other_code() -> None:
+    edited = CLEAN + "+dirty"
+    step = next_step(history(100, 100, 100, commit=edited), history(50, commit=edited), POLICY)
+    assert (medians_ms(step), step.left_out) == ([50], None)
+
+
 @pytest.mark.parametrize("kept", [1, 2, 3])
 @pytest.mark.parametrize(("off", "commit"), [(115.0, CLEAN), (90.0, CLEAN), (115.0, OTHER), (115.0, None)])
 def test_readings_of_the_same_code_that_are_a_little_off_join_until_there_are_three(
