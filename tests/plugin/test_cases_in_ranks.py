@@ -370,16 +370,6 @@ def test_leak(perf, rank):
 """
 
 
-def test_rows_in_ranks_take_turns(project: Project) -> None:
-    # The fastest size is the base of a comparison side by side: the virtual clock says which one that is.
-    project.add(FEW_ROUNDS, "conftest.py")
-    project.test_file.write_text(ROWS)
-    project.run("--perf-json=results.json", passed=2)
-    (beside,) = (beside for one in project.results() for beside in one.get("beside", []))
-    assert beside.get("problem") is None
-    assert beside["call"]["value"] == pytest.approx(4.0)
-
-
 TURNS = """
 import os
 import pytest, torch
@@ -510,10 +500,16 @@ def test_faster(perf, process_group, rank):
 """
 
 
-def test_two_callables_take_turns_in_ranks(project: Project) -> None:
-    project.test_file.write_text(COMPARES)
-    project.run("--perf-json=results.json", passed=1)
-    outcome = project.result()["outcome"]
+def test_rows_and_two_callables_take_turns_in_ranks(project: Project) -> None:
+    # The fastest size is the base of a comparison side by side: the virtual clock says which one that is.
+    project.add(FEW_ROUNDS, "conftest.py")
+    project.test_file.write_text(ROWS + COMPARES)
+    project.run("--perf-json=results.json", passed=3)
+    *rows, compared = project.results()
+    (beside,) = (beside for one in rows for beside in one.get("beside", []))
+    assert beside.get("problem") is None
+    assert beside["call"]["value"] == pytest.approx(4.0)
+    outcome = compared["outcome"]
     assert outcome["facts"]["compared_ratio"] == pytest.approx(16 / 20)
     assert outcome["summary"]["median_ns"] == pytest.approx(16e6)
 
