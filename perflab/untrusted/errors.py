@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from perflab.processes.peer import Ending, How
 from perflab.untrusted.messages import Raised
-from perflab.untrusted.records import Finding, Reason
+from perflab.untrusted.records import SUSPICIONS, Finding, Reason
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -39,9 +39,10 @@ class LooseError(UnfitError):
 class RefusedError(Exception):
     """Ends a judgement: the candidate is wrong or suspicious."""
 
-    def __init__(self, finding: Finding, reason: Reason, text: str) -> None:
+    def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
-        self.finding, self.reason, self.text = finding, reason, text
+        self.reason, self.text = reason, text
+        self.finding = Finding.SUSPICIOUS if reason in SUSPICIONS else Finding.WRONG
 
 
 @contextlib.contextmanager
@@ -60,13 +61,13 @@ def refusing(reason: Reason = Reason.RAISED, *, called: bool = True) -> Iterator
         told = error.told.traceback
         if error.told.text not in told:  # its end alone was kept, which a long text fills
             told = f"{error}\n{told}"
-        raise RefusedError(Finding.WRONG, why, told) from None
+        raise RefusedError(why, told) from None
     except EndedError as error:
         ending = error.ending
         why = Reason.HUNG if ending.how is How.HUNG else Reason.CRASHED
         lines = [f"its process {ending.told}", *ending.last_lines(20)]
-        raise RefusedError(Finding.WRONG, why, "\n".join(lines)) from None
+        raise RefusedError(why, "\n".join(lines)) from None
     except LooseError as error:
-        raise RefusedError(Finding.SUSPICIOUS, Reason.LOOSE, str(error)) from None
+        raise RefusedError(Reason.LOOSE, str(error)) from None
     except UnfitError as error:
-        raise RefusedError(Finding.WRONG, Reason.FORM, str(error)) from None
+        raise RefusedError(Reason.FORM, str(error)) from None

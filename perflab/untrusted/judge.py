@@ -31,7 +31,6 @@ from perflab.correctness.definition import Definition, described, wider
 from perflab.correctness.run import Function
 from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import matmul_flops_per_second, synchronize
-from perflab.measurement.callables import Comparison
 from perflab.units import format_ns
 from perflab.untrusted.errors import EndedError, RaisedError, RefusedError, UnfitError, refusing
 from perflab.untrusted.messages import PLAINLY, Looked, Manner, Role
@@ -243,7 +242,7 @@ class Judge:
         inputs, told = sets[call], [one for one in span.outputs[call] if one is not None]
         names = self.witness.outputs or tuple(map(str, range(len(told))))
         if len(told) != len(names):
-            raise RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {len(names)}")
+            raise RefusedError(Reason.FORM, f"it returned {len(told)} outputs, wanted {len(names)}")
         terms = self.terms
         with refusing():
             got = {name: process.result(one) for name, one in zip(names, told, strict=True)}  # on the host
@@ -252,17 +251,17 @@ class Judge:
             is_theirs = any(map(process.lies_in_inputs, may_be_theirs))
         if changed:
             text = f"it changed {', '.join(changed)}; inputs must come back bit by bit"
-            raise RefusedError(Finding.WRONG, Reason.INPUTS_CHANGED, text)
+            raise RefusedError(Reason.INPUTS_CHANGED, text)
         if is_theirs:
             text = "an output lies in the memory of an input"
-            raise RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
+            raise RefusedError(Reason.INPUTS_RETURNED, text)
         wrong = self.witness.wrong(inputs, got, kind, wholly=kind[1] > 0)  # changed values may have no answer
         if wrong is None:
             return
         self.checked += 1
         if wrong:
             text = f"call {self.calls - len(sets) + call + 1}, inputs {described(inputs)}:\n{wrong}"
-            raise RefusedError(Finding.WRONG, Reason.RESULT, text)
+            raise RefusedError(Reason.RESULT, text)
 
     def look(self, candidate: Stranger, rivals: Sequence[Stranger] = ()) -> None:
         """Record what a call runs. Its process tells that, so it may be accused by it, and is not acquitted."""
@@ -306,7 +305,17 @@ def _raced(one: Judge, case: Case, candidate: Stranger, processes: contextlib.Ex
             with one_thread():
                 race = Race(one, candidate, rival, control)
                 comparison = race.run()
-                one.ratios.append(_ratio(source.name, comparison, one.terms.threshold))
+                ratio = Ratio(
+                    rival=source.name,
+                    value=comparison.ratio,
+                    low=comparison.low_ratio,
+                    high=comparison.high_ratio,
+                    candidate_ns=comparison.candidate_ns,
+                    rival_ns=comparison.base_ns,
+                    pairs=comparison.pairs,
+                    finding=finding_of(comparison, one.terms.threshold),
+                )
+                one.ratios.append(ratio)
                 race.refuse_bent_time()
             if is_too_short(comparison):
                 one.note("calls were as short as what the questions cost, and have no time")
@@ -315,19 +324,6 @@ def _raced(one: Judge, case: Case, candidate: Stranger, processes: contextlib.Ex
         except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
             one.note(f"{source.name} cannot be timed: {str(error).splitlines()[0]}")
     return rivals
-
-
-def _ratio(rival: str, comparison: Comparison, threshold: float) -> Ratio:
-    return Ratio(
-        rival=rival,
-        value=comparison.ratio,
-        low=comparison.low_ratio,
-        high=comparison.high_ratio,
-        candidate_ns=comparison.candidate_ns,
-        rival_ns=comparison.base_ns,
-        pairs=comparison.pairs,
-        finding=finding_of(comparison, threshold),
-    )
 
 
 def refuse_beyond_hardware(
@@ -349,7 +345,7 @@ def refuse_beyond_hardware(
     for work, least_ns in (("product", product_ns(plain, inputs)), ("bytes", moving_ns)):
         if enough_ns < least_ns:
             text = f"a call takes {format_ns(call_ns)}, and its {work} {format_ns(least_ns)} at the best rate that "
-            raise RefusedError(Finding.SUSPICIOUS, Reason.FLOOR, text + "this machine has shown")
+            raise RefusedError(Reason.FLOOR, text + "this machine has shown")
 
 
 def product_ns(plain: Function, inputs: Mapping[str, Tensor]) -> float:
@@ -435,7 +431,7 @@ def refuse_work_outside(device_ns: int | None, span_ns: int) -> None:
     """
     if device_ns is not None and device_ns > _OUTLASTS * span_ns + _OUTLASTS_NS:
         text = f"its device works for {format_ns(device_ns)} in a call of {format_ns(span_ns)} by the clock outside"
-        raise RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
+        raise RefusedError(Reason.CLOCK, text)
 
 
 _PLAIN_OPERATORS = frozenset(("aten::view", "aten::empty.memory_format", "aten::t", "aten::transpose.int")) | {

@@ -173,10 +173,10 @@ class Race:
         share = share_of_a_replaced_clock(told, untold_ns[CANDIDATE], untold_ns[BASE])
         if share is not None:
             text = f"its own clock tells {share:.1%} of the time outside"
-            raise RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
+            raise RefusedError(Reason.CLOCK, text)
         if (over_ns := median(span.own_ns - span.ns for _, span in self._spans_of[CANDIDATE])) > _OFF_NS:
             text = f"its own clock tells {format_ns(over_ns)} more than the clock outside"
-            raise RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
+            raise RefusedError(Reason.CLOCK, text)
         if self._calls > 1 and median(self._among[CANDIDATE]) < _RESOLVED_NS:
             self._judge.note(f"calls of less than {format_ns(_RESOLVED_NS)} may be computed ahead, several at once")
         if self._calls > 1:
@@ -196,7 +196,6 @@ class Race:
             for side in self._alone if left else ():
                 self._alone[side].append(self._call_ns(side, 1))
         raise RefusedError(
-            Finding.SUSPICIOUS,
             Reason.AHEAD,
             f"a call alone takes {format_ns(min(alone))} at least, and one of {self._calls} {format_ns(among_ns)}: "
             "does it compute several calls at once?",

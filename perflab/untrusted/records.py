@@ -48,6 +48,10 @@ class Reason(StrEnum):
     UNJUDGED = "not judged"
 
 
+SUSPICIONS = frozenset((Reason.CLOCK, Reason.FLOOR, Reason.AHEAD, Reason.LOOSE))
+"""The reasons that make a candidate suspicious; it is wrong for the others of those that end a judgement."""
+
+
 class Ratio(Data, frozen=True):
     """The candidate's time divided by a rival's, with its 95 % interval, and the times of one call in nanoseconds."""
 

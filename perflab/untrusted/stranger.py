@@ -169,8 +169,7 @@ class Stranger:
             written.write(source.given)
             written.flush()
             written.seek(0)
-            self._peer.ask(load, self._shared.handle, file)
-        return self._answer(Ready)
+            return self._ask(Ready, load, self._shared.handle, file)
 
     def narrow(self) -> list[str]:
         """Take from the process what only compilation needs, and end all that it has started.
@@ -185,9 +184,7 @@ class Stranger:
             UnfitError: there are always more processes.
         """
         before = kernel.filters(self.pid)
-        self._let_go()
-        self._peer.ask(Do(step=Step.NARROW))
-        missing = list(self._answer(Ready).missing)
+        missing = list(self._ask(Ready, Do(step=Step.NARROW)).missing)
         self._stop()
         if before is None:
             missing.append(
@@ -222,14 +219,12 @@ class Stranger:
         Raises:
             RaisedError, EndedError: the callable raised, or its process is gone.
         """
-        self._let_go()
         told, end = placed(sets, self._end if how.backward else 0)  # upstream gradients behind arguments
         handles = []
         if end > self._shared.size:
             self._shared = Shared(2 * end)
             handles.append(self._shared.handle)
-        self._peer.ask(Lay(sets=told, how=how, shared_bytes=self._shared.size if handles else 0), *handles)
-        self._answer(Ready)
+        self._ask(Ready, Lay(sets=told, how=how, shared_bytes=self._shared.size if handles else 0), *handles)
         if how.backward:
             (self._upstream,) = told
         else:
@@ -242,9 +237,7 @@ class Stranger:
                 self._shared.bytes_at(place).copy_(storage_bytes(tensor))
         self._refuse_work_since(processor_ns)
         began_ns = clock.read_ns()
-        self._let_go()
-        self._peer.ask(Do(step=Step.GO))
-        answer = self._answer(Finished)
+        answer = self._ask(Finished, Do(step=Step.GO))
         self._stop()
         ended_ns = clock.read_ns()  # threads may work on for as long as it takes to stop them
         self._stopped_ns = kernel.processor_ns(self.pid)
@@ -284,9 +277,7 @@ class Stranger:
 
     def look(self) -> Looked:
         """Return what a call runs, as its own process sees it: it may accuse the callable, never acquit it."""
-        self._let_go()
-        self._peer.ask(Do(step=Step.LOOK))
-        return self._answer(Looked)
+        return self._ask(Looked, Do(step=Step.LOOK))
 
     def after(self, number: int = 0) -> list[Tensor]:
         """Return the memory behind each argument of a call as it is now, as bytes on the host.
@@ -294,9 +285,7 @@ class Stranger:
         Memory of a device is copied to the host for it, where it stays until the next span.
         """
         if self._holding.device != "cpu":
-            self._let_go()
-            self._peer.ask(Do(step=Step.BACK))
-            self._answer(Ready)
+            self._ask(Ready, Do(step=Step.BACK))
             self._stop()
             self._stopped_ns = kernel.processor_ns(self.pid)
         return [self._held.bytes_at(place) for place in self._told[number]]
@@ -346,7 +335,15 @@ class Stranger:
             begins < high and ends > low for low, high in kernel.mapped_ranges(self.pid, NAME)
         )
 
-    def _answer(self, kind: type[Answer]) -> Answer:
+    def _ask(self, kind: type[Answer], question: Questions, *handles: int) -> Answer:
+        """Let the process go, ask it, and return its answer.
+
+        Raises:
+            RaisedError: the callable raised.
+            EndedError: the process is gone, or gives an answer of another kind.
+        """
+        self._signal(signal.SIGCONT)
+        self._peer.ask(question, *handles)
         answer = self._peer.answer()
         if isinstance(answer, Raised):
             raise RaisedError(answer)
@@ -355,9 +352,6 @@ class Stranger:
                 Ending(How.FOREIGN, problem=f"{type(answer).__name__}, where {kind.__name__} was asked for")
             )
         return answer
-
-    def _let_go(self) -> None:
-        self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
         try:
