@@ -155,7 +155,13 @@ def memory_bytes(impl: str, shape: Shape, device_type: str, *, backward: bool) -
         "flex": 0 if device_type == "cuda" else 3 * wide + 2,
     }.get(impl, 0)
     # Operands, output and their gradients; copies in float32; in tiled the accumulators and a row of tiles, too.
-    copies = {"tiled": 16, "sdpa-math": 4, "flex": 4, "triton-one-pass": 1 if backward else 0}.get(impl, 0)
+    copies = {
+        "tiled": 16,
+        "sdpa-math": 4,
+        "flex": 4,
+        "triton-one-pass": 1 if backward else 0,
+        "triton-gluon": 1 if backward else 0,
+    }.get(impl, 0)
     float32_copies = copies * operand * 4 / shape.dtype.itemsize
     return per_pair * shape.seq_len**2 + (8 if backward else 4) * operand + float32_copies
 
