@@ -95,7 +95,7 @@ static void tell(CUpti_ActivityKind kind, uint32_t callback, const char *kernel,
         launch->end = now + 2500;
         launch->deviceId = device;
         launch->contextId = 1;
-        launch->streamId = (uintptr_t)stream <= 2 ? 7 : (uint32_t)((uintptr_t)stream >> 4); /* 7: the default, as CUPTI has it */
+        launch->streamId = (uintptr_t)stream <= 1 ? 7 : 8 + (uint32_t)((uintptr_t)stream >> 4); /* 7: the default, as CUPTI has it */
         launch->correlationId = correlation;
         launch->gridX = (int)grid.x;
         launch->gridY = (int)grid.y;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -27,3 +28,12 @@ def quick_interpreter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         quicken(monkeypatch)
         yield
+
+
+@pytest.fixture
+def gluon_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let attention take `triton-gluon` on a CPU, too, where its operators run the kernel of `triton-one-pass`."""
+    from perflab.lab.attention import registry
+
+    anywhere = replace(registry.IMPLEMENTATIONS["triton-gluon"], devices=None)
+    monkeypatch.setitem(registry._REGISTERED, "triton-gluon", anywhere)

@@ -1,56 +1,78 @@
-"""The backward in Gluon, as far as it can be known without a GPU: its arithmetic, its launch, and its machine code."""
+"""The backward in Gluon: on an A100 as it is, elsewhere as far as it can be known: arithmetic, launch, machine code."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from perflab.attention.candidate import from_registry
+from perflab.attention.grid import Case
+from perflab.attention.hold import hold
+from perflab.lab.attention import attention, reference_attention, triton_operator, triton_tuning
 from perflab.lab.attention import gluon_one_pass_kernel as in_gluon
-from perflab.lab.attention import reference_attention, triton_operator, triton_tuning
-from perflab.lab.attention.triton_function import FlashAttentionTritonGluon
-from perflab.lab.launch import Launch, run_prepared
+from perflab.lab.launch import Launch, architecture_of, is_interpreted, run_prepared
 from tests.correctness.gluon_by_hand import run
+from tests.correctness.test_one_pass import CLAIMS, problems
+
+pytestmark = pytest.mark.correctness
+
+gluon = pytest.mark.parametrize("impl", ["triton-gluon"])
+"""By this parameter ``--attention=triton-gluon`` chooses tests."""
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """The launches of Gluon's kernel, on what takes itself for an A100; each is run by hand."""
-    found: list[Launch] = []
+def on_an_a100(device: torch.device, monkeypatch: pytest.MonkeyPatch, gluon_anywhere: None) -> None:
+    """Run the test on an A100, or on a CPU that takes itself for one and runs the kernel by hand."""
+    monkeypatch.setattr(triton_tuning, "_ran", {})
+    if device.type == "cuda":
+        if architecture_of(device) != in_gluon.ARCHITECTURE:
+            pytest.skip("the kernel is for an A100")
+        return
+    if not is_interpreted():
+        pytest.skip("the forward runs in Triton's interpreter")
 
     def by_hand(make_launch: Callable[..., Launch], *arguments: Any) -> None:
         if make_launch is not in_gluon.one_pass_gluon_launch:
             return run_prepared(make_launch, *arguments)
-        found.append(make_launch(*arguments))
-        run(found[-1].kernel, found[-1].grid[0], found[-1].arguments)
+        launch = make_launch(*arguments)
+        run(launch.kernel, launch.grid[0], launch.arguments)
 
     monkeypatch.setattr(triton_tuning, "run_prepared", by_hand)
+    monkeypatch.setattr(in_gluon, "is_interpreted", lambda: False)
     for module in (triton_operator, triton_tuning):
         monkeypatch.setattr(module, "architecture_of", lambda _device: in_gluon.ARCHITECTURE)
+
+
+def backward_that_ran() -> str:
+    (found,) = {str(key[0]) for key in triton_tuning.tiles_in_use()} - {"forward"}
     return found
 
 
-def between_heads(num_tokens: int, head_dim: int = 128) -> torch.Tensor:
+def between_heads(num_tokens: int, device: torch.device, head_dim: int = 128) -> torch.Tensor:
     """Two heads that lie between tokens and columns, as a projection gives them."""
-    return torch.randn(1, num_tokens, 2, head_dim).bfloat16().transpose(1, 2)
+    return torch.randn(1, num_tokens, 2, head_dim, device=device).bfloat16().transpose(1, 2)
 
 
+@gluon
+@pytest.mark.usefixtures("on_an_a100")
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(256, 256), (64, 256), (320, 128)])
 def test_its_gradients_are_those_of_the_definition(
-    launched: list[Launch], is_causal: bool, num_queries: int, num_keys: int
+    impl: str, is_causal: bool, num_queries: int, num_keys: int, device: torch.device
 ) -> None:
     torch.manual_seed(0)
-    d_out = between_heads(num_queries)
-    leaves = [between_heads(num).requires_grad_() for num in (num_queries, num_keys, num_keys)]
+    d_out = between_heads(num_queries, device)
+    leaves = [between_heads(num, device).requires_grad_() for num in (num_queries, num_keys, num_keys)]
     exact = [x.detach().double().requires_grad_() for x in leaves]
     reference_attention(*exact, is_causal=is_causal)[0].backward(d_out.double())
-    FlashAttentionTritonGluon.apply(*leaves, is_causal).backward(d_out)
-    assert len(launched) == 1
+    attention(*leaves, impl=impl, is_causal=is_causal).backward(d_out)
+    assert backward_that_ran() == "one_pass_gluon"
     for name, leaf, right in zip("qkv", leaves, exact, strict=True):
         assert leaf.grad is not None
         assert right.grad is not None
@@ -58,25 +80,41 @@ def test_its_gradients_are_those_of_the_definition(
         assert error < 2**-7, f"d{name}"  # a rounding of weights to bfloat16, and one of the result
 
 
+@gluon
+@pytest.mark.usefixtures("on_an_a100")
+@pytest.mark.parametrize("problem", [one for one in problems() if one.head_dim == in_gluon.HEAD_DIM], ids=str)
+def test_it_is_right_beside_what_takes_its_place_for_other_layouts(
+    impl: str, problem: Case, device: torch.device
+) -> None:
+    hold(replace(from_registry(impl, device), claims=CLAIMS), problem, device, lambda name, value: None)
+    assert backward_that_ran() in ("one_pass_gluon", "one_pass")
+
+
+@gluon
+@pytest.mark.usefixtures("on_an_a100")
 @pytest.mark.parametrize(
-    ("num_queries", "num_keys", "head_dim", "rows"),
-    [(96, 128, 128, 128), (64, 64, 128, 128), (64, 128, 64, 64), (64, 128, 128, 130)],
-    ids=["half a tile of queries", "half a tile of keys", "another width", "rows at odd places"],
+    ("num_queries", "num_keys", "head_dim", "columns"),
+    [(96, 128, 128, 128), (64, 64, 128, 128), (64, 128, 64, 64), (64, 128, 128, 130), (64, 128, 128, 132)],
+    ids=["half a tile of queries", "half a tile of keys", "another width", "rows at odd places", "strides of 8 and 16"],
 )
 def test_what_it_does_not_take_the_kernel_in_triton_does(
-    launched: list[Launch], num_queries: int, num_keys: int, head_dim: int, rows: int
+    impl: str, num_queries: int, num_keys: int, head_dim: int, columns: int, device: torch.device
 ) -> None:
-    q, k, v = (between_heads(num, rows)[..., :head_dim] for num in (num_queries, num_keys, num_keys))
+    q, k, v = (between_heads(num, device, columns)[..., :head_dim] for num in (num_queries, num_keys, num_keys))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    FlashAttentionTritonGluon.apply(*leaves).sum().backward()
-    assert not launched
+    out = attention(*leaves, impl=impl)
+    out.backward(torch.ones_like(out))
+    assert backward_that_ran() == "one_pass"
     assert all(x.grad is not None and x.grad.isfinite().all() for x in leaves)
 
 
-def test_another_gpu_does_not_get_it() -> None:
-    q = between_heads(128)
+def test_another_gpu_or_the_interpreter_does_not_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = between_heads(128, torch.device("cpu"))
+    monkeypatch.setattr(in_gluon, "is_interpreted", lambda: False)
     assert in_gluon.takes(q, q, q, q, 80)
     assert not in_gluon.takes(q, q, q, q, 86), "which has room for 99 KiB of shared memory"
+    monkeypatch.setattr(in_gluon, "is_interpreted", lambda: True)
+    assert not in_gluon.takes(q, q, q, q, 80)
 
 
 def test_its_loops_take_what_the_tensor_cores_take_and_nothing_is_spilled(python_of_kernels: str) -> None:

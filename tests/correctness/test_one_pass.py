@@ -58,7 +58,7 @@ def ran() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_ran(monkeypatch: pytest.MonkeyPatch, gluon_anywhere: None) -> None:
     monkeypatch.setattr(triton_tuning, "_ran", {})
 
 
@@ -96,26 +96,27 @@ def use_deterministic_algorithms() -> Iterator[Callable[..., None]]:
 
 
 @interpreted
+@pytest.mark.parametrize("impl", [IMPL, "triton-gluon"])
 def test_one_pass_is_a_choice_and_deterministic_algorithms_take_two(
-    use_deterministic_algorithms: Callable[..., None], device: torch.device
+    use_deterministic_algorithms: Callable[..., None], impl: str, device: torch.device
 ) -> None:
     inputs = leaves(device)
-    in_one = gradients(inputs)
+    in_one = gradients(inputs, impl=impl)
     assert ran() == ONCE
     for one, two in zip(in_one, gradients(inputs, impl="triton"), strict=True):
         torch.testing.assert_close(one, two, atol=2e-2, rtol=2e-3)
     assert ran() == TWICE
     use_deterministic_algorithms(True)
-    gradients(inputs)
+    gradients(inputs, impl=impl)
     assert ran() == TWICE
     use_deterministic_algorithms(True, warn_only=True)
     with pytest.warns(UserWarning, match=r"in an order that differs .* warn_only=False\) selects the backward in two"):
-        gradients(inputs)
+        gradients(inputs, impl=impl)
     assert ran() == ONCE
     use_deterministic_algorithms(False, warn_only=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gradients(inputs)
+        gradients(inputs, impl=impl)
 
 
 @interpreted
@@ -148,8 +149,13 @@ def test_float32_grouped_heads_and_padded_ones_take_two_on_an_h100(form: tuple[A
 @pytest.mark.parametrize("upper", [None, 0], ids=["full", "causal"])
 @pytest.mark.parametrize("of_logsumexp", [False, True])
 @pytest.mark.parametrize("dim", [3, 4])
-def test_the_operator_changes_the_memory_that_it_is_lent_and_no_other(
-    upper: int | None, of_logsumexp: bool, dim: int, device: torch.device
+@pytest.mark.parametrize(
+    "op",
+    [triton_operator.flash_attention_backward_one_pass_op, triton_operator.flash_attention_backward_gluon_op],
+    ids=["triton", "gluon"],
+)
+def test_the_operators_change_the_memory_that_they_are_lent_and_no_other(
+    op: Callable[..., Any], upper: int | None, of_logsumexp: bool, dim: int, device: torch.device
 ) -> None:
     """Schema, fake implementation, autograd, and static and dynamic shapes under AOT."""
     q, k, v = (x.detach()[0] if dim == 3 else x.detach() for x in leaves(device))
@@ -157,10 +163,7 @@ def test_the_operator_changes_the_memory_that_it_is_lent_and_no_other(
     out, logsumexp = triton_operator.flash_attention_op(q, k, v, *rules)
     d_logsumexp = torch.randn_like(logsumexp) if of_logsumexp else None
     lent = torch.empty_like(logsumexp), torch.zeros(q.shape, device=device)
-    torch.library.opcheck(
-        triton_operator.flash_attention_backward_one_pass_op,
-        (torch.randn_like(out), d_logsumexp, q, k, v, out, logsumexp, *lent, *rules),
-    )
+    torch.library.opcheck(op, (torch.randn_like(out), d_logsumexp, q, k, v, out, logsumexp, *lent, *rules))
 
 
 @interpreted

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from perflab.lab.attention import attention, flash_attention
 from perflab.lab.attention.triton_operator import (
     flash_attention_backward_op,
+    flash_attention_gluon_op,
     flash_attention_one_pass_op,
     flash_attention_op,
     flash_attention_tma_op,
@@ -20,12 +21,12 @@ from perflab.lab.attention.triton_operator import (
 pytestmark = pytest.mark.correctness
 
 BATCH, HEADS, KEY_HEADS, LENGTH, HEAD_DIM = 1, 2, 1, 40, 16
-IMPLS = ("triton", "triton-tma", "triton-one-pass")
+IMPLS = ("triton", "triton-tma", "triton-one-pass", "triton-gluon")
 RULES: list[tuple[Any, ...]] = [(0.25, None, None, None, 0), (0.25, 3.0, -7, 0, 0)]
 
 
 @pytest.fixture(autouse=True)
-def _runs_here(request: pytest.FixtureRequest, device: torch.device) -> None:
+def _runs_here(request: pytest.FixtureRequest, device: torch.device, gluon_anywhere: None) -> None:
     params = getattr(request.node, "callspec", None)
     tma = params is not None and (
         "triton-tma" in params.params.values() or flash_attention_tma_op in params.params.values()
@@ -43,7 +44,11 @@ def leaves(device: torch.device, dtype: torch.dtype = torch.float32) -> list[Ten
 
 
 @pytest.mark.parametrize("rules", RULES, ids=["full", "window-and-softcap"])
-@pytest.mark.parametrize("op", [flash_attention_op, flash_attention_tma_op, flash_attention_one_pass_op], ids=IMPLS)
+@pytest.mark.parametrize(
+    "op",
+    [flash_attention_op, flash_attention_tma_op, flash_attention_one_pass_op, flash_attention_gluon_op],
+    ids=IMPLS,
+)
 def test_the_operators_keep_what_operators_promise(
     op: Callable[..., Any], rules: tuple[Any, ...], device: torch.device
 ) -> None:

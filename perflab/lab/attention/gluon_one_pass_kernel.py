@@ -29,11 +29,12 @@ from perflab.lab.attention.scoring import Scoring
 from perflab.lab.attention.triton_launches import one_pass_launch
 from perflab.lab.attention.triton_pieces import place, stretches
 from perflab.lab.attention.triton_tiles import Tiles
-from perflab.lab.launch import Launch
+from perflab.lab.launch import Launch, is_interpreted
 
 ARCHITECTURE, HEAD_DIM = 80, 128
 TILES = Tiles(block_q=64, block_k=128, num_warps=8, num_stages=2)
-copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared  # before Triton 3.9
+copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+"""Gluon's copy to shared memory: the second is its name before Triton 3.9."""
 LOG2_E = gl.constexpr(1.4426950408889634)
 ROWS_AT_ONCE = gl.constexpr(16)
 NEVER = gl.constexpr(2**30)
@@ -42,14 +43,15 @@ NEVER = gl.constexpr(2**30)
 def takes(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, architecture: int) -> bool:
     """Whether the kernel takes tensors that `one_pass_tiles` takes, on that compute capability (80: an A100).
 
-    It copies 16 bytes at once: rows have to begin at multiples of that, with their columns side by side.
+    It copies 16 bytes at once, of columns that lie side by side. Of a stride Triton knows whether it is a multiple of
+    16 elements, and nothing else: with one of 8 the copies would not compile.
     """
-    if architecture != ARCHITECTURE or q.shape[-1] != HEAD_DIM:
+    if is_interpreted() or architecture != ARCHITECTURE or q.shape[-1] != HEAD_DIM:
         return False
     steps = [step for x in (q, k, v, d_out) for step in x.stride()[:-1]]
     is_aligned = all(x.stride(-1) == 1 and x.data_ptr() % 16 == 0 for x in (q, k, v, d_out))
     is_whole = q.shape[-2] % TILES.block_q == 0 and k.shape[-2] % TILES.block_k == 0
-    return is_whole and is_aligned and all(step % 8 == 0 for step in steps)
+    return is_whole and is_aligned and all(step % 16 == 0 for step in steps)
 
 
 def one_pass_gluon_launch(

@@ -94,7 +94,7 @@ def run_one_pass_in_gluon(
     dq_sum: Tensor, scoring: Scoring, tiles: Tiles,
 ) -> None:  # fmt: skip
     """The same by the kernel in Gluon, in its own tiles; by `run_one_pass` where that kernel does not take them."""
-    from perflab.lab.attention import gluon_one_pass_kernel as in_gluon  # nobody else loads Gluon
+    from perflab.lab.attention import gluon_one_pass_kernel as in_gluon  # what else runs needs no Gluon
 
     if not in_gluon.takes(q, k, v, d_out, architecture_of(q.device)):
         return run_one_pass(q, k, v, d_out, logsumexp, delta, dk, dv, dq_sum, scoring, tiles)
