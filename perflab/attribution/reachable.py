@@ -34,13 +34,14 @@ def reachable(roots: tuple[Any, ...]) -> Iterator[Any]:
         value = pending.pop()
         if isinstance(value, _LEAVES) or id(value) in seen:
             continue
-        seen.update(map(id, (value, *batches_out_of_turn(value))))
+        seen.add(id(value))
         keep.append(value)
         yield value
         if isinstance(value, torch.Tensor):
             if value.is_leaf and value.grad is not None:
                 pending.append(value.grad)
         else:
+            seen.update(map(id, batches_out_of_turn(value)))
             pending.extend(_neighbours(value))
 
 

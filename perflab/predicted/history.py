@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from perflab.results.predicted import played
 from perflab.results.readings import (
     Amount,
     Level,
@@ -90,7 +91,7 @@ def numbers_of(result: WrittenResult) -> Numbers | None:
         "launches": now.launches,
     }
     readings = exact_readings(sizes, {name: count for name, count in counts.items() if count})
-    place = _played(f"{now.gpu}-dry-run" if now.dry_run is not None else now.gpu, now.rank, now.world_size)
+    place = played(f"{now.gpu}-dry-run" if now.dry_run is not None else now.gpu, now.rank, now.world_size)
     return Numbers(readings, places_of(None, prediction_text(place, now.torch)), now.gpu)
 
 
@@ -109,10 +110,5 @@ def levels_of(file: WrittenBaselines) -> Iterator[Level]:
         }
         sizes = {quantity: value for quantity, value in found.items() if quantity in _SIZES}
         readings = exact_readings(sizes, {name: value for name, value in found.items() if name not in sizes})
-        places = places_of(None, prediction_text(_played(gpu, one.rank, one.world_size), one.torch))
+        places = places_of(None, prediction_text(played(gpu, one.rank, one.world_size), one.torch))
         yield Level(name, gpu, places, one.recorded, one.reason, readings)
-
-
-def _played(place: str, rank: int | None, world_size: int) -> str:
-    """Return the place of a prediction, with the rank whose numbers it has if there are several."""
-    return f"{place}, rank {rank or 0} of {world_size}" if world_size > 1 else place

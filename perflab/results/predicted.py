@@ -108,6 +108,11 @@ def gpu_of(place: str) -> tuple[str, bool]:
     return place.removesuffix(_DRY_RUN), place.endswith(_DRY_RUN)
 
 
+def played(place: str, rank: int | None, world_size: int) -> str:
+    """Return a place with the rank whose numbers stand there, if there are several: ``h100, rank 7 of 8``."""
+    return f"{place}, rank {rank or 0} of {world_size}" if world_size > 1 else place
+
+
 class Traffic(Data, frozen=True):
     """Copies of one kind between host and device, or waits of the host for the device, that one line asked for."""
 

@@ -206,8 +206,13 @@ def _laid(served: _Served, question: Lay) -> Ready:
     how = served.how = question.how
     served.recording.close()
     served.recorded = None
+    if not how.backward:
+        served.laid, served.arguments, served.places = [], [], []
+        for at in list(served.objects):
+            if _references(served.objects, at) > _ALONE:
+                del served.objects[at]  # the candidate keeps it, as CUDA graphs keep their static inputs
     if how.drops and not how.backward:
-        served.laid, served.arguments, served.kept, served.earlier = [], [], [], []
+        served.kept, served.earlier = [], []
         for one in served.objects.values():
             one.data = one.new_empty(0)  # so that their memory is free
         _poison(served)
@@ -220,8 +225,6 @@ def _laid(served: _Served, question: Lay) -> Ready:
             [_in_its_object(served, (number, place), _on(served.device, one)) for place, one in enumerate(tensors)]
             for number, tensors in enumerate(served.laid)
         ]
-        for tensor in itertools.chain(*served.arguments):
-            tensor.requires_grad_(how.gradients and tensor.is_floating_point())
     if how.records:
         synchronize(served.device)  # what was done to lay tensors is no work of the calls
         served.recorded = served.recording.enter_context(recording(served.device.type, memory=True))
@@ -232,16 +235,26 @@ def _in_its_object(served: _Served, at: tuple[int, int], tensor: torch.Tensor) -
     """Return at random the tensor, or the object that an earlier call had for such an argument, with its memory.
 
     A result that a candidate keeps by an argument's identity, or on the object itself, is thus asked for with other
-    values. The earlier object's version differs, as after any change in place; that of a new one does not.
+    values. The earlier object's version differs, as after any change in place; that of a new one does not. One that
+    needs a gradient is always new: an earlier one may have hooks.
     """
+    if served.how.gradients and tensor.is_floating_point():
+        return tensor.requires_grad_()
     earlier = served.objects.setdefault((*at, tensor.dtype, tensor.shape, tensor.stride()), tensor)
-    # The candidate may have made the earlier one the result of an operator.
-    if earlier is tensor or not earlier.is_leaf or secrets.randbelow(2):
+    if earlier is tensor or earlier.requires_grad or secrets.randbelow(2):
         return tensor
-    earlier.requires_grad_(False).grad = None
     earlier.data = tensor
     torch.autograd.graph.increment_version(earlier)
     return earlier
+
+
+def _references(objects: Mapping[Any, torch.Tensor], at: object) -> int:
+    """Return the number of references to a tensor in a dict, as Python counts them here."""
+    return sys.getrefcount(objects[at])
+
+
+_ALONE = _references({0: torch.empty(0)}, 0)
+"""That number for a tensor that nobody else holds."""
 
 
 def _copy(sources: Sequence[Sequence[torch.Tensor]], targets: Sequence[Sequence[torch.Tensor]]) -> None:

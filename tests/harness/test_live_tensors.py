@@ -231,8 +231,14 @@ def test_a_global_of_the_name_of_an_attribute_is_not_held() -> None:
 def test_batches_that_a_loader_received_out_of_turn_are_not_held() -> None:
     loader = DataLoader(TensorDataset(kib(3)), batch_size=KIB, num_workers=1)
     batches: Any = iter(loader)
-    batches._task_info[7] = (0, kib(64))
-    assert held(batches) == held(loader) == 3
+
+    class Prefetching(type(batches)):  # type: ignore[misc]
+        """An iterator of one's own, as some libraries make them."""
+
+    for kind in (type(batches), Prefetching):
+        batches.__class__ = kind
+        batches._task_info[7] = (0, kib(64))
+        assert held(batches) == held(loader) == 3
 
 
 def test_pytests_own_objects_are_not_followed(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> None:

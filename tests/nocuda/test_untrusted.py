@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from perflab.profiles.recording import recording
 from perflab.untrusted.command import held
 from perflab.untrusted.judge import Case, Terms, judge
-from perflab.untrusted.messages import Entry, Role
+from perflab.untrusted.messages import Entry, Manner, Role
 from perflab.untrusted.records import Reason
 from perflab.untrusted.stranger import Source, Stranger
 from perflab.untrusted.worker import looked_at
@@ -74,6 +75,37 @@ def test_results_of_a_device_are_judged_on_the_host() -> None:
             assert any("saw no work of the device" in one for one in found.notes) == (
                 name == "same"
             )  # not in a confined process
+
+
+GRAPHED = """
+import torch
+state = {}
+def by_pytorch(x):
+    if not state:
+        state["call"] = torch.cuda.make_graphed_callables(torch.exp, (x,))
+    return state["call"](x).clone()
+def by_hand(x):
+    if not state:
+        state["x"], state["graph"] = x, torch.cuda.CUDAGraph()
+        x.exp()
+        with torch.cuda.graph(state["graph"]):
+            state["out"] = x.exp()
+        state["address"] = x.data_ptr()
+    assert state["x"].data_ptr() == state["address"], "the graph's input was moved"
+    state["x"].copy_(x)
+    state["graph"].replay()
+    return state["out"].clone()
+"""
+
+
+@pytest.mark.parametrize("name", ["by_pytorch", "by_hand"])
+def test_an_argument_that_a_candidate_keeps_stays_as_it_is(name: str) -> None:
+    with (
+        held("cuda", 60.0, [], []) as holding,
+        Stranger(Role.CANDIDATE, Source(name, Entry(name=f"candidate:{name}", source=GRAPHED)), holding) as process,
+    ):
+        for drops in (True, True, True, True, False, False, False, False):
+            process.span([[torch.ones(4, 8)]], Manner(drops=drops))
 
 
 def test_a_profile_of_a_device_tells_kernels_streams_graphs_and_blocks() -> None:

@@ -6,6 +6,7 @@ of turn is kept until it is wanted. The class of these iterators is private; ``D
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,8 +22,9 @@ def batches_out_of_turn(value: Any) -> tuple[Any, ...]:
 
     Nothing is returned either where a version of PyTorch keeps them elsewhere.
     """
-    is_loaders = type(value).__module__ == "torch.utils.data.dataloader"
-    return (value._task_info,) if is_loaders and hasattr(value, "_task_info") else ()
+    kind = getattr(sys.modules.get("torch.utils.data.dataloader"), "_BaseDataLoaderIter", None)
+    is_iterator = kind is not None and issubclass(type(value), kind)
+    return (value._task_info,) if is_iterator and hasattr(value, "_task_info") else ()
 
 
 @contextmanager

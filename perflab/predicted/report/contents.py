@@ -11,7 +11,7 @@ from perflab.base.data import changed
 from perflab.predicted.report.detail import grouped, prediction_detail, sums_of
 from perflab.predicted.report.facts import dry_run_facts, filled_by, fit_facts, memory_facts, time_facts
 from perflab.predicted.report.table import by_gpu, prediction_head, prediction_notes, prediction_rows, prediction_table
-from perflab.results.predicted import Cost, PredictedCase, Prediction
+from perflab.results.predicted import Cost, PredictedCase, Prediction, played
 from perflab.results.result import Document, Result
 from perflab.tables.contents import Case, Quantity, Table, exact_quantities, first_rows, quantity
 from perflab.tables.failing import without_skipped
@@ -39,7 +39,7 @@ def describe(result: Result, case: Case) -> Case:
         timeline=now.timeline,
         tables=_tables(now),
         facts=facts,
-        compared_by={"GPU": now.place, "torch": now.torch},
+        compared_by={"GPU": played(now.place, now.rank, now.world_size), "torch": now.torch},
     )
 
 
