@@ -254,7 +254,7 @@ def _references(objects: Mapping[Any, torch.Tensor], at: object) -> int:
 
 
 _ALONE = _references({0: torch.empty(0)}, 0)
-"""That number for a tensor that nobody else holds."""
+"""The number of references to a tensor in a dict that nobody else holds."""
 
 
 def _copy(sources: Sequence[Sequence[torch.Tensor]], targets: Sequence[Sequence[torch.Tensor]]) -> None:

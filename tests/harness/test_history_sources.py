@@ -39,6 +39,7 @@ from tests.harness.make import (
     environment,
     measurement,
     predicted_result,
+    prediction,
     quiet,
     record,
     replicate,
@@ -78,6 +79,7 @@ def test_a_report_as_json_and_the_results_it_was_made_of_are_the_same_history(tm
             "t.py::test_b", outcome=record(fresh=[replicate(80.0 * MS), replicate(82.0 * MS), replicate(90.0 * MS)])
         ),
         predicted_result(),
+        *(predicted_result(prediction(world_size=8, rank=rank), case="t.py::test_sum") for rank in (0, 7)),
     )
     write_document(cases, tmp_path / "plain/run.json")
     plain = contents_in(tmp_path / "plain", "fastest")
@@ -98,6 +100,9 @@ def test_a_report_as_json_and_the_results_it_was_made_of_are_the_same_history(tm
 
     both = known(plain)
     assert len(both) > 8
+    assert {place for case, _, _, place in both if case == "t.py::test_sum"} >= {
+        f"GPU h100, rank {rank} of 8, torch 2.13.0" for rank in (0, 7)
+    }
     assert {
         key: value for key, value in known(reported).items() if key[2] not in ("bound", "roofline", "estimate")
     } == both
