@@ -16,13 +16,13 @@ import torch
 from perflab.attention.candidate import Candidate, CandidateError, from_callable, from_registry, runs_on
 from perflab.base.errors import PerflabError
 from perflab.devices.kinds import resolve_device
-from perflab.lab.attention import IMPLEMENTATIONS
+from perflab.lab.attention import IMPLEMENTATIONS, PROVEN
 from perflab.running.config.kinds import worker_number
 from perflab.running.config.reading import settings_of
 
 
 def attention_candidates(config: pytest.Config, device: torch.device | None = None) -> tuple[Candidate, ...]:
-    """Return the candidates that --attention names, or all variants; each is looked up once for a device.
+    """Return the candidates that --attention names, or all proven variants; each is looked up once for a device.
 
     The device is the session's if none is given. UsageError for a name that is no candidate.
     """
@@ -35,15 +35,13 @@ def attention_candidates(config: pytest.Config, device: torch.device | None = No
 
 
 def find_candidates(given: str, device: torch.device, folder: Path) -> tuple[Candidate, ...]:
-    """Return the candidates that `given` names, separated by commas; if empty, all variants that the device has.
+    """Return the candidates that `given` names, separated by commas; if empty, all proven variants that the device has.
 
     Modules are imported from the import path, and from `folder`. CandidateError says what is wrong with a name.
     """
     names = [name.strip() for name in given.split(",") if name.strip()]
     if not names:
-        return tuple(
-            from_registry(name, device) for name in IMPLEMENTATIONS if name != "reference" and runs_on(name, device)
-        )
+        return tuple(from_registry(name, device) for name in PROVEN if name != "reference" and runs_on(name, device))
     return tuple(_find(name, device, folder) for name in names)
 
 

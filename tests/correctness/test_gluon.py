@@ -6,19 +6,29 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from perflab.attention.candidate import from_registry
+from perflab.attention.chosen import find_candidates
 from perflab.attention.grid import Case
 from perflab.attention.hold import hold
-from perflab.lab.attention import attention, reference_attention, triton_operator, triton_tuning
+from perflab.lab.attention import (
+    IMPLEMENTATIONS,
+    attention,
+    attention_with_logsumexp,
+    reference_attention,
+    triton_operator,
+    triton_tuning,
+)
 from perflab.lab.attention import gluon_one_pass_kernel as in_gluon
 from perflab.lab.launch import Launch, architecture_of, is_interpreted, run_prepared
 from tests.correctness.gluon_by_hand import run
 from tests.correctness.test_one_pass import CLAIMS, problems
+from tests.perf.studies.switches import switches
 
 pytestmark = pytest.mark.correctness
 
@@ -115,6 +125,29 @@ def test_another_gpu_or_the_interpreter_does_not_get_it(monkeypatch: pytest.Monk
     assert not in_gluon.takes(q, q, q, q, 86), "which has room for 99 KiB of shared memory"
     monkeypatch.setattr(in_gluon, "is_interpreted", lambda: True)
     assert not in_gluon.takes(q, q, q, q, 80)
+
+
+def test_it_is_taken_by_its_name_alone() -> None:
+    """On a GPU, too: no run of all variants, no study and no remedy has what no GPU has run."""
+    cuda, here = torch.device("cuda"), Path.cwd()
+    every = {candidate.name for candidate in find_candidates("", cuda, here)}
+    assert {name for name, claims in IMPLEMENTATIONS.items() if claims.runs_on("cuda")} - every == {
+        "reference",
+        "triton-gluon",
+    }
+    assert [candidate.name for candidate in find_candidates("triton-gluon", cuda, here)] == ["triton-gluon"]
+    assert "attention-triton-gluon" not in map(str, switches(100, "cuda"))
+    q = between_heads(64, torch.device("cpu"))
+    with pytest.raises(
+        RuntimeError, match=r"'triton-gluon' exists on cuda alone.*choose one of: .*triton-one-pass"
+    ) as on_cpu:
+        attention(q, q, q, impl="triton-gluon")
+    with pytest.raises(NotImplementedError, match=r"has no window; choose one of: .*triton-one-pass") as windowed:
+        attention(q, q, q, impl="sdpa", window_size=(3, 3))
+    with pytest.raises(ValueError, match=r"gives no log-sum-exp; choose one of: .*triton-one-pass") as without:
+        attention_with_logsumexp(q, q, q, impl="sdpa")
+    for error in (on_cpu, windowed, without):
+        assert "triton-gluon" not in str(error.value).partition("choose one of")[2]
 
 
 def test_its_loops_take_what_the_tensor_cores_take_and_nothing_is_spilled(python_of_kernels: str) -> None:

@@ -18,7 +18,7 @@ from perflab.lab.attention.inputs import accumulation_dtype, cast_as_autocast_do
 from perflab.lab.attention.naive import naive_attention, naive_attention_with_logsumexp
 from perflab.lab.attention.reference import reference_attention
 from perflab.lab.attention.registry import (
-    IMPLEMENTATIONS,
+    PROVEN,
     get_implementation,
     needed_features,
     require_device,
@@ -75,7 +75,7 @@ def attention_with_logsumexp(
     `attention` does, and ValueError where the variant gives no log-sum-exp.
     """
     if not get_implementation(impl).logsumexp:
-        able = ", ".join(name for name, claims in IMPLEMENTATIONS.items() if claims.logsumexp)
+        able = ", ".join(name for name, claims in PROVEN.items() if claims.logsumexp)
         raise ValueError(f"attention impl {impl!r} gives no log-sum-exp; choose one of: {able}")
     out, logsumexp = _run(impl, q, k, v, settings, with_logsumexp=True)
     assert logsumexp is not None

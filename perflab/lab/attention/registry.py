@@ -40,6 +40,8 @@ class Implementation:
     deterministic  the same inputs on the same machine give the same bits, gradients included
     devices        the device types that it runs on; None: wherever PyTorch does
     compiles       the first call with a shape compiles, for seconds
+    proven         its kernels have run, on a GPU or in Triton's interpreter; a variant that is not proven is taken by
+                   its name alone: no grid and no study has it, and no remedy offers it
     more_on        what it claims beyond that on a type of device, by field; see `on`
     """
 
@@ -53,6 +55,7 @@ class Implementation:
     deterministic: bool = True
     devices: tuple[str, ...] | None = None
     compiles: bool = False
+    proven: bool = True
     more_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     def on(self, device_type: str) -> "Implementation":
@@ -113,6 +116,7 @@ _REGISTERED = {
             needs_triton=True,
             deterministic=False,
             devices=("cuda",),  # elsewhere it would be triton-one-pass
+            proven=False,
         ),
         Implementation(
             "decode",
@@ -197,6 +201,10 @@ _REGISTERED = {
 }
 IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(_REGISTERED)
 """Every attention variant by its name, with what it claims."""
+PROVEN: Mapping[str, Implementation] = MappingProxyType(
+    {name: implementation for name, implementation in _REGISTERED.items() if implementation.proven}
+)
+"""The variants whose kernels have run: those of grids, studies and remedies, where nobody chose one by its name."""
 
 
 def needed_features(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> frozenset[str]:
@@ -218,8 +226,8 @@ def needed_features(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> froze
 
 
 def variants_with(needed: frozenset[str]) -> list[str]:
-    """The variants that have all these features, each on some type of device at least."""
-    return [name for name, claims in IMPLEMENTATIONS.items() if claims.has(needed)]
+    """The proven variants that have all these features, each on some type of device at least."""
+    return [name for name, claims in PROVEN.items() if claims.has(needed)]
 
 
 def require_features(claims: Implementation, needed: frozenset[str]) -> None:
@@ -235,7 +243,7 @@ def require_features(claims: Implementation, needed: frozenset[str]) -> None:
 def require_device(claims: Implementation, device: torch.device) -> None:
     """RuntimeError, with the variants that are there, where this one does not exist on that type of device."""
     if not claims.runs_on(device.type):
-        able = ", ".join(name for name, other in IMPLEMENTATIONS.items() if other.runs_on(device.type))
+        able = ", ".join(name for name, other in PROVEN.items() if other.runs_on(device.type))
         raise RuntimeError(
             f"attention impl {claims.name!r} exists on {' and '.join(claims.devices or ())} alone, got tensors on "
             f"{device}; move them, or choose one of: {able}"
@@ -248,9 +256,7 @@ def require_gradients(claims: Implementation, *tensors: Tensor) -> None:
         return
     device_type = tensors[0].device.type
     able = ", ".join(
-        name
-        for name, other in IMPLEMENTATIONS.items()
-        if other.runs_on(device_type) and other.on(device_type).gradients
+        name for name, other in PROVEN.items() if other.runs_on(device_type) and other.on(device_type).gradients
     )
     raise NotImplementedError(
         f"attention impl {claims.name!r} has no backward on {device_type}; call it under torch.no_grad(), or choose "

@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from perflab.lab.attention import IMPLEMENTATIONS
+from perflab.lab.attention import IMPLEMENTATIONS, PROVEN
 from perflab.lab.models.config import ModelConfig
 from perflab.lab.models.remembered import remembered
 from perflab.lab.models.transformer import TransformerLM
@@ -142,7 +142,7 @@ def stages_of(config: ModelConfig, one: Pass) -> dict[str, MemoryParts]:
 def _traceable(config: ModelConfig) -> ModelConfig:
     """The same, computed by what runs on fake tensors and needs as much."""
     if not IMPLEMENTATIONS[config.attention].trains:
-        able = ", ".join(name for name, claims in IMPLEMENTATIONS.items() if claims.trains)
+        able = ", ".join(name for name, claims in PROVEN.items() if claims.trains)
         raise ValueError(
             f"attention={config.attention!r} is for generating, and a step of training cannot be traced with it; "
             f"give attention= one of {able}"
