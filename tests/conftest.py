@@ -1,13 +1,19 @@
 """Warm Pythons of several folders: executables that fork from a process with PyTorch imported (``plugin/warm.py``).
 
 Each is started when a test first asks for it, and kept for all that come after. Imports nothing for ``tests/perf``.
+Interrupts reach them, and all other processes of tests, also where the run itself is in the background of a shell.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts into the background so, and processes that stories interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
