@@ -74,7 +74,7 @@ class _Served:
     arguments: list[list[torch.Tensor]] = field(default_factory=list)
     """The arguments of the calls, on the device; on a CPU they are the laid tensors."""
     objects: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
-    """The objects that arguments are, by call, place and form: later calls get the same ones, over other memory."""
+    """Arguments of earlier calls by call, place and form: later calls get some of them again, over other memory."""
     places: list[list[torch.Tensor]] = field(default_factory=list)
     """The places of the arguments in the shared memory."""
     how: Manner = PLAINLY
